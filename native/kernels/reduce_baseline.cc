@@ -1,0 +1,2 @@
+#define FILL fill_baseline
+#include "kernels/reduce_impl.inc"

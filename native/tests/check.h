@@ -1,0 +1,12 @@
+// The least a test needs: CHECK says where and what, and main counts.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+
+#define CHECK(condition)                                                          \
+  do {                                                                            \
+    if (!(condition)) {                                                           \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                               \
+    }                                                                             \
+  } while (0)

@@ -1,0 +1,1 @@
+"""What all frameworks share: collectives, objects and the policy of gradients. Imports no framework."""

@@ -1,0 +1,1 @@
+"""How ranks find each other: their place in the job, an authenticated store to meet at, and links between them."""

@@ -1,0 +1,312 @@
+"""Links between ranks: every pair meets once, proves who it is, and hands its sockets to the core.
+
+Each rank listens on an abstract Unix socket with a random name and on TCP, publishes both in the store, connects to every lower rank and
+accepts every higher one. Two ranks are on one host exactly if the Unix socket can be reached (network namespaces share boot ids and
+hostnames, but not this); then they exchange arenas over it. Otherwise they make two TCP connections, for control and for data.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from farandole.errors import RendezvousError
+from farandole.rendezvous import handshake
+
+if TYPE_CHECKING:
+    from farandole.rendezvous.detect import Place
+    from farandole.rendezvous.store import StoreClient
+
+log = logging.getLogger("farandole")
+
+# (peer rank, "shm", [Unix socket], the peer's arena) or (peer rank, "tcp", [control, data], -1); descriptors the receiver owns.
+PeerLink: TypeAlias = tuple[int, str, list[int], int]
+
+_CONNECT_SECONDS: Final = 3.0  # for one address, when there are several
+_REPORT_SECONDS: Final = 10.0
+_SIOCGIFADDR: Final = 0x8915
+
+
+class _Purpose(IntEnum):
+    SHM = 1
+    CONTROL = 2
+    DATA = 3
+
+
+class _Formation:
+    """What has been connected so far; filled by the accepting threads and the connecting one."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.sockets: dict[tuple[int, _Purpose], socket.socket] = {}
+        self.arenas: dict[int, int] = {}
+        self.failure: RendezvousError | None = None
+
+    def add(self, peer: int, purpose: _Purpose, connection: socket.socket, arena: int = -1) -> None:
+        with self.changed:
+            old = self.sockets.pop((peer, purpose), None)
+            if old is not None:
+                old.close()
+            self.sockets[peer, purpose] = connection
+            if arena >= 0:
+                self.arenas[peer] = arena
+            self.changed.notify_all()
+
+    def complete(self, peer: int) -> bool:
+        have = self.sockets
+        return (peer, _Purpose.SHM) in have or ((peer, _Purpose.CONTROL) in have and (peer, _Purpose.DATA) in have)
+
+    def links(self) -> list[PeerLink]:
+        peers = sorted({peer for peer, _ in self.sockets})
+        made: list[PeerLink] = []
+        for connection in self.sockets.values():
+            connection.setblocking(False)
+        for peer in peers:
+            if (peer, _Purpose.SHM) in self.sockets:
+                made.append((peer, "shm", [self.sockets[peer, _Purpose.SHM].detach()], self.arenas[peer]))
+            else:
+                pair = [self.sockets[peer, p].detach() for p in (_Purpose.CONTROL, _Purpose.DATA)]
+                made.append((peer, "tcp", pair, -1))
+        return made
+
+    def close(self) -> None:
+        for connection in self.sockets.values():
+            connection.close()
+        for fd in self.arenas.values():
+            socket.close(fd)
+
+
+def connect_all(
+    place: Place, store: StoreClient, transport: str, arena_fd: int, interface: str, deadline: float
+) -> tuple[list[PeerLink], list[str]]:
+    """Links to all other ranks, and the name of every rank's host.
+
+    transport: "auto" (shm where possible), "shm" or "tcp". interface: publish the addresses of this one only, "" for all.
+    deadline: time.monotonic() seconds. RendezvousError, the same text on all ranks where possible, names who is missing.
+    """
+    formation = _Formation()
+    listeners = [_listen_unix(), _listen_tcp(place, interface)]
+    try:
+        mine = {
+            "host": socket.gethostname(),
+            "unix": listeners[0].getsockname()[1:].decode(),
+            "tcp": _addresses(place, interface),
+            "port": listeners[1].getsockname()[1],
+        }
+        store.set(_key(place, place.rank), json.dumps(mine).encode(), deadline)
+        acceptors = [
+            threading.Thread(target=_accept, args=(listener, place, arena_fd, formation, deadline), daemon=True)
+            for listener in listeners
+        ]
+        for thread in acceptors:
+            thread.start()
+        try:
+            peers = _meet(place, store, deadline)
+            for rank in range(place.rank):
+                _connect(place, rank, peers[rank], transport, arena_fd, formation, deadline)
+            _await_higher(place, peers, formation, deadline)
+        except RendezvousError as error:
+            _tell(place, store, str(error))
+            raise
+        finally:
+            for listener in listeners:
+                listener.shutdown(socket.SHUT_RDWR)
+            for thread in acceptors:
+                thread.join()
+        return formation.links(), [str(p["host"]) for p in peers]
+    except BaseException:
+        formation.close()
+        raise
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def _key(place: Place, rank: int) -> str:
+    return f"epoch/{place.epoch}/rank/{rank}"
+
+
+def _failure_key(place: Place) -> str:
+    return f"epoch/{place.epoch}/failure"
+
+
+def _tell(place: Place, store: StoreClient, text: str) -> None:
+    """Let the ranks that still wait learn the reason at once."""
+    try:
+        store.set(_failure_key(place), text.encode(), time.monotonic() + 1)
+    except RendezvousError:
+        pass  # the store is what failed
+
+
+def _meet(place: Place, store: StoreClient, deadline: float) -> list[dict[str, object]]:
+    """Every rank's published addresses, by rank."""
+    found: list[dict[str, object]] = []
+    start = reported = time.monotonic()
+    while len(found) < place.size:
+        now = time.monotonic()
+        value = store.get(_key(place, len(found)), min(1.0, max(deadline - now, 0.0)))
+        if value is not None:
+            found.append(json.loads(value))
+            continue
+        failure = store.get(_failure_key(place), 0.0)
+        if failure is not None:
+            raise RendezvousError(failure.decode())
+        missing = [r for r in range(len(found), place.size) if store.get(_key(place, r), 0.0) is None]
+        if not missing:
+            continue
+        here = f"{place.size - len(missing)} of {place.size} ranks are here, missing: {', '.join(map(str, missing))}"
+        now = time.monotonic()
+        if now >= deadline:
+            raise RendezvousError(
+                f"the ranks did not meet within {now - start:.0f} s: {here}. Did they start? "
+                "FARANDOLE_START_TIMEOUT_SECONDS gives them more time"
+            )
+        if now - reported > _REPORT_SECONDS:
+            reported = now
+            log.warning("waiting for ranks: %s", here)
+    return found
+
+
+def _listen_unix() -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0farandole-" + secrets.token_hex(16))
+    listener.listen(1024)
+    return listener
+
+
+def _listen_tcp(place: Place, interface: str) -> socket.socket:
+    """On loopback for a job of one host, else where other hosts can come from."""
+    host = "127.0.0.1" if place.cross_size == 1 and not interface else "0.0.0.0"
+    return socket.create_server((host, 0), backlog=1024)
+
+
+def _addresses(place: Place, interface: str) -> list[str]:
+    """Where this rank may be reached, routable addresses before loopback."""
+    if place.cross_size == 1 and not interface:
+        return ["127.0.0.1"]
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        for _, name in socket.if_nameindex():
+            if interface and name != interface:
+                continue
+            try:
+                answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # an interface without an IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    if not found:
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        raise RendezvousError(f"no address on interface {interface or '(any)'}; this host has {names}")
+    return sorted(found, key=lambda a: a.startswith("127."))
+
+
+def _accept(listener: socket.socket, place: Place, arena_fd: int, formation: _Formation, deadline: float) -> None:
+    """Welcome the higher ranks; a stranger on the port is turned away in a thread of its own and delays nobody."""
+    workers = []
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:
+            break
+        worker = threading.Thread(
+            target=_welcome, args=(connection, place, arena_fd, formation, deadline), daemon=True
+        )
+        worker.start()
+        workers.append(worker)
+    for worker in workers:
+        worker.join()
+
+
+def _welcome(connection: socket.socket, place: Place, arena_fd: int, formation: _Formation, deadline: float) -> None:
+    until = min(deadline, time.monotonic() + _CONNECT_SECONDS)
+    try:
+        claim = handshake.respond(connection, place.secret, place.job, place.rank, place.epoch, until)
+        _finish(claim.sender, _Purpose(claim.purpose), connection, arena_fd, formation, until)
+    except (RendezvousError, ValueError) as error:
+        connection.close()
+        log.debug("rank %d turned a connection away: %s", place.rank, error)
+
+
+def _finish(
+    peer: int, purpose: _Purpose, connection: socket.socket, arena_fd: int, formation: _Formation, deadline: float
+) -> None:
+    """What follows a handshake, on both sides: arenas are exchanged, the link is noted."""
+    arena = -1
+    if purpose is _Purpose.SHM:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        try:
+            socket.send_fds(connection, [b"a"], [arena_fd])
+            _, fds, _, _ = socket.recv_fds(connection, 1, 1)
+        except OSError as error:
+            raise RendezvousError(f"rank {peer} did not exchange its arena: {error}") from None
+        if not fds:
+            raise RendezvousError(f"rank {peer} closed the connection instead of sending its arena")
+        arena = fds[0]
+    else:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    formation.add(peer, purpose, connection, arena)
+
+
+def _connect(
+    place: Place,
+    peer: int,
+    published: dict[str, object],
+    transport: str,
+    arena_fd: int,
+    formation: _Formation,
+    deadline: float,
+) -> None:
+    tried: list[str] = []
+
+    def attempt(family: socket.AddressFamily, address: str | tuple[str, int], purposes: Sequence[_Purpose]) -> bool:
+        for purpose in purposes:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                until = min(deadline, time.monotonic() + _CONNECT_SECONDS)
+                connection.settimeout(max(until - time.monotonic(), 0.001))
+                connection.connect(address)
+                claim = handshake.Claim(place.rank, peer, purpose, place.epoch)
+                handshake.initiate(connection, place.secret, place.job, claim, until)
+                _finish(peer, purpose, connection, arena_fd, formation, until)
+            except (OSError, RendezvousError) as error:
+                connection.close()
+                tried.append(f"{_shown(address)} ({error})")
+                return False
+        return True
+
+    if transport != "tcp" and attempt(socket.AF_UNIX, f"\0{published['unix']}", [_Purpose.SHM]):
+        return
+    if transport != "shm":
+        addresses, port = published["tcp"], published["port"]
+        assert isinstance(addresses, list) and isinstance(port, int)
+        while time.monotonic() < deadline:
+            for host in addresses:
+                if attempt(socket.AF_INET, (host, port), [_Purpose.CONTROL, _Purpose.DATA]):
+                    return
+            time.sleep(0.05)  # between rounds over all addresses of a rank that does not answer yet
+    text = "; ".join(dict.fromkeys(tried))
+    raise RendezvousError(f"rank {place.rank} cannot reach rank {peer} on {published['host']}; tried {text}")
+
+
+def _shown(address: str | tuple[str, int]) -> str:
+    return "its Unix socket" if isinstance(address, str) else f"{address[0]}:{address[1]}"
+
+
+def _await_higher(place: Place, peers: Sequence[dict[str, object]], formation: _Formation, deadline: float) -> None:
+    higher = range(place.rank + 1, place.size)
+    with formation.changed:
+        if formation.changed.wait_for(
+            lambda: all(formation.complete(r) for r in higher), max(deadline - time.monotonic(), 0)
+        ):
+            return
+        missing = ", ".join(f"{r} on {peers[r]['host']}" for r in higher if not formation.complete(r))
+    raise RendezvousError(f"rank {place.rank} was not reached in time by rank {missing}")
