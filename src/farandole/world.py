@@ -7,6 +7,7 @@ World of its own (`loopback_worlds`, used by tests).
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
 import sys
@@ -109,7 +110,7 @@ class Handle:
 class World:
     """One rank's view of all ranks: who and where it is, and the door to the core.
 
-    Attributes: rank, size, local_rank, local_size, cross_rank, cross_size, epoch, hosts (a name for each rank), config,
+    Attributes: rank, size, local_rank, local_size, cross_rank, cross_size, epoch, hosts (a name for each rank), config, place,
     process_sets (by id), world_set. All methods may be called from any thread.
     """
 
@@ -126,7 +127,7 @@ class World:
         self.rank, self.size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.cross_rank, self.cross_size = place.cross_rank, place.cross_size
-        self.epoch, self.hosts, self.config = place.epoch, tuple(hosts), options
+        self.epoch, self.hosts, self.config, self.place = place.epoch, tuple(hosts), options, place
         self._engine = _core.Engine(
             rank=place.rank,
             size=place.size,
@@ -410,5 +411,22 @@ def _report_failures() -> None:
             text = "".join(traceback.format_exception_only(kind, error)).strip()
             where = "".join(traceback.format_tb(trace)).rstrip()
             _default.abort(f"{text}\n{where}" if where else text)
+        if _default is not None:
+            _tell_launcher(_default.place, error)
 
     sys.excepthook = report
+
+
+def _tell_launcher(place: Place, error: BaseException) -> None:
+    """Whose fault this rank's end is, so that the launcher names the cause and not the first consequence."""
+    if not place.store_address:
+        return
+    because = [r for r in getattr(error, "ranks", ()) if r != place.rank]
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
+    try:
+        deadline = time.monotonic() + 1
+        client = store.StoreClient(place, deadline)
+        client.set(f"failure/{place.rank}", json.dumps({"because": because, "text": text}).encode(), deadline)
+        client.close()
+    except errors.RendezvousError:
+        pass  # there is no launcher any more

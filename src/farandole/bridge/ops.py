@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Never, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
+
 if TYPE_CHECKING:
     from farandole.bridge.adapter import Adapter, Compressor
     from farandole.world import Handle as Pending
@@ -731,8 +733,6 @@ class Ops(Generic[T]):
         process_set: Members,
         sync: bool,
     ) -> Handle[tuple[T, T]]:
-        import numpy as np
-
         adapter = self.adapter
         call = self._call("alltoall", name, process_set)
         try:

@@ -1,0 +1,108 @@
+"""Start ranks on this machine, each in a process group of its own, with a guard that outlives the launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from farandole.errors import LaunchError
+from farandole.launch.spawn import guard
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class LocalSpawner:
+    """Starts jobs and makes sure that none of their processes survives. Use from the main thread."""
+
+    def __init__(self) -> None:
+        # What a rank leaves behind becomes our child instead of init's, so that close() finds it.
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> LocalJob:
+        """Start one process. LaunchError when the command cannot be run."""
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot run {command[0]}: {error.strerror}") from None
+        self._tell("+", process.pid)
+        return LocalJob(process, self)
+
+    def forget(self, group: int) -> None:
+        """A group is gone; its number may be used again."""
+        self._tell("-", group)
+
+    def close(self) -> None:
+        """Kill what the jobs left behind, and end the guard."""
+        assert self._guard.stdin
+        for task in Path("/proc/self/task").iterdir():
+            for child in (task / "children").read_text().split():
+                if int(child) != self._guard.pid:
+                    _kill(int(child), signal.SIGKILL)
+        self._guard.stdin.close()
+        self._guard.wait()
+        try:
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
+        except ChildProcessError:
+            pass
+
+    def _tell(self, sign: str, group: int) -> None:
+        assert self._guard.stdin
+        self._guard.stdin.write(f"{sign}{group}\n".encode())
+        self._guard.stdin.flush()
+
+
+class LocalJob:
+    """A rank's process and those it started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], spawner: LocalSpawner) -> None:
+        self._process, self._spawner = process, spawner
+        self.pid = process.pid
+        self.exit_descriptor = os.pidfd_open(process.pid)  # readable when the process has ended
+        assert process.stdout and process.stderr
+        self.stdout: IO[bytes] = process.stdout
+        self.stderr: IO[bytes] = process.stderr
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the whole group; nothing happens when it is gone."""
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def end(self) -> None:
+        """The process has ended: kill the rest of its group and free what we hold, but for the output."""
+        self.signal(signal.SIGKILL)
+        self._spawner.forget(self.pid)
+        os.close(self.exit_descriptor)
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
