@@ -86,8 +86,14 @@ void Engine::submit(std::vector<Operation> operations, bool sync) {
     }
   }
   for (Operation& o : operations) o.handle->complete({Code::shutdown, quoted(o.request) + ": this world was shut down", {mesh_->rank}});
+  if (!sync) ring();
+}
+
+// Wakes the engine's thread if it sleeps. The queue's lock keeps shutdown from closing the bell meanwhile.
+void Engine::ring() {
+  std::lock_guard lock(queue_mutex_);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with Mesh::announce_sleep
-  if (!sync && mesh_->asleep()) mesh_->wake();
+  if (!stopping_ && mesh_->asleep()) mesh_->wake();
 }
 
 bool Engine::wait(const std::shared_ptr<Handle>& handle, double timeout_s, const std::function<bool()>& interrupted) {
@@ -107,8 +113,8 @@ bool Engine::wait(const std::shared_ptr<Handle>& handle, double timeout_s, const
     }
     mesh_->interrupted = [] { return false; };
     leave_drive(drive);
-  } else if (mesh_->asleep()) {
-    mesh_->wake();
+  } else {
+    ring();
   }
   while (!handle->wait_for(std::chrono::milliseconds(100))) {
     if (Clock::now() > deadline) return false;
@@ -153,7 +159,7 @@ void Engine::shutdown(double timeout_s) {
   }
   mesh_->wake();
   if (thread_.joinable()) thread_.join();
-  std::lock_guard drive(drive_);
+  std::scoped_lock both(drive_, queue_mutex_);
   mesh_->close();
 }
 

@@ -57,6 +57,7 @@ class Engine {
     std::string goodbye;  // the sentence it left with
   };
 
+  void ring();
   void run();                      // the engine's thread
   bool progress();                 // one round of everything; true when something moved. Throws nothing
   bool take_submissions();

@@ -12,7 +12,7 @@ class Descriptor {
   explicit Descriptor(int fd) : fd_(fd) {}
   Descriptor(Descriptor&& o) noexcept : fd_(std::exchange(o.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& o) noexcept {
-    std::swap(fd_, o.fd_);
+    Descriptor old(std::exchange(fd_, std::exchange(o.fd_, -1)));
     return *this;
   }
   ~Descriptor() {

@@ -36,6 +36,11 @@ void Poller::wait(int timeout_ms) {
   }
 }
 
+void Poller::close() {
+  epoll_ = Descriptor();
+  event_ = Descriptor();
+}
+
 void Poller::wake() {
   uint64_t one = 1;
   while (::write(event_.get(), &one, sizeof one) < 0 && errno == EINTR) {

@@ -12,6 +12,7 @@ class Poller {
   void watch(int fd);
   // Returns after an event, a wake() or the timeout (-1: none). Any thread, one at a time.
   void wait(int timeout_ms);
+  void close();
   void wake();  // any thread, also from a signal handler
 
  private:

@@ -30,6 +30,12 @@ Link& Mesh::link(int peer) const {
   return *link;
 }
 
+void Mesh::close() {
+  for (auto& link : links_) link.reset();
+  idle_.close();
+  busy_.close();
+}
+
 void Mesh::announce_sleep() {
   arena_->progress(rank).sleeping.store(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with RingLink::notify

@@ -49,7 +49,7 @@ class Mesh {
   void announce_awake();
   bool asleep() const { return arena_->sleeping(); }
   void serve_wakeups();                  // after any sleep: lets every link read its doorbells
-  void close() { links_ = std::vector<std::unique_ptr<Link>>(static_cast<size_t>(size)); }  // peers see the end of the stream
+  void close();  // links and pollers; peers see the end of the stream
   void spin_once();                      // pause, or yield when there are more ranks than cores
   int spin_us() const { return spin_us_; }
 

@@ -24,10 +24,9 @@ __all__ = [
     "init",
     "is_initialized",
     "shutdown",
-    "world",
 ]
 
-_WORLD = {"World", "ProcessSet", "init", "is_initialized", "shutdown", "world"}
+_WORLD = {"World", "ProcessSet", "init", "is_initialized", "shutdown"}
 
 
 def __getattr__(name: str) -> Any:
