@@ -4,7 +4,8 @@
     compare.py DIRECTORY collectives [-n 2] [--cases short]
     compare.py DIRECTORY train [-n 2] [--models resnet18,mlp]
 
-DIRECTORY holds the bench (peers.py, train.py and their workers). farandole must be installed in its `torch` environment.
+DIRECTORY holds the bench (peers.py, train.py and their workers). farandole must be installed in its `torch`
+environment.
 """
 
 from __future__ import annotations

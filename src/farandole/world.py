@@ -1,6 +1,7 @@
 """World and ProcessSet over the native core, and the one default world.
 
-A `World` is an object: a process usually has one, made by `init()`, but ranks can as well be threads of one process, each with a
+A `World` is an object: a process usually has one, made by `init()`, but ranks can as well be threads of one
+process, each with a
 World of its own (`loopback_worlds`, used by tests).
 """
 
@@ -37,9 +38,7 @@ _FOREVER: Final = 1e8
 
 
 # kind, name, process set, dtype, op, shape, root, prescale, postscale, splits, input, output, refusal
-_Request: TypeAlias = tuple[
-    int, str, int, int, int, tuple[int, ...], int, float, float, tuple[int, ...], int, int, str
-]
+_Request: TypeAlias = tuple[int, str, int, int, int, tuple[int, ...], int, float, float, tuple[int, ...], int, int, str]
 
 
 class ProcessSet:
@@ -110,7 +109,8 @@ class Handle:
 class World:
     """One rank's view of all ranks: who and where it is, and the door to the core.
 
-    Attributes: rank, size, local_rank, local_size, cross_rank, cross_size, epoch, hosts (a name for each rank), config, place,
+    Attributes: rank, size, local_rank, local_size, cross_rank, cross_size, epoch, hosts (a name for each rank),
+    config, place,
     process_sets (by id), world_set. All methods may be called from any thread.
     """
 
@@ -177,7 +177,19 @@ class World:
         """
         native = self._engine.submit(
             *self._request(
-                kind, name, process_set, dtype, op, shape, root, prescale, postscale, splits, input, output, refusal
+                kind,
+                name,
+                process_set,
+                dtype,
+                op,
+                shape,
+                root,
+                prescale,
+                postscale,
+                splits,
+                input,
+                output,
+                refusal,
             ),
             sync,
         )
@@ -252,11 +264,17 @@ class World:
         return self._engine.trace()
 
     def abort(self, reason: str) -> None:
-        """Tell all ranks that this one has failed. Their pending and later operations raise PeerLostError with the reason."""
+        """Tell all ranks that this one has failed.
+
+        Their pending and later operations raise PeerLostError with the reason.
+        """
         self._engine.abort(reason)
 
     def shutdown(self) -> None:
-        """Leave the world. Operations that others still start with this rank fail there with ShutdownError. Idempotent."""
+        """Leave the world.
+
+        Operations that others still start with this rank fail there with ShutdownError. Idempotent.
+        """
         if not self._closed:
             self._closed = True
             self._engine.shutdown(_SHUTDOWN_SECONDS)
@@ -351,7 +369,8 @@ def loopback_worlds(size: int, options: config.Config | None = None) -> list[Wor
     return [w for w in made if w is not None]
 
 
-# ---- the default world ------------------------------------------------------------------------------------------------------
+# ---- the default world
+# ------------------------------------------------------------------------------------------------------
 
 _default: World | None = None
 _lock = threading.Lock()
@@ -361,7 +380,8 @@ def init() -> World:
     """Make this process a rank of the default world; a second call returns the same world.
 
     Finds its place from the launcher's environment; without one the world has one rank. Waits for all ranks, at most
-    FARANDOLE_START_TIMEOUT_SECONDS. Raises ConfigError for a bad FARANDOLE_* variable, RendezvousError when the ranks cannot meet.
+    FARANDOLE_START_TIMEOUT_SECONDS. Raises ConfigError for a bad FARANDOLE_* variable, RendezvousError when the
+    ranks cannot meet.
     """
     global _default
     with _lock:

@@ -59,11 +59,7 @@ def test_each_gradient_has_one_bucket_of_its_dtype_within_the_limit(sizes, first
     for b in buckets:
         assert {items[i].dtype for i in b.members} == {b.dtype}
         assert b.nbytes == sum(items[i].nbytes for i in b.members)
-        assert (
-            b.nbytes <= max(first, full)
-            or len(b.members) == 1
-            or sum(items[i].nbytes > 0 for i in b.members) == 1
-        )
+        assert b.nbytes <= max(first, full) or len(b.members) == 1 or sum(items[i].nbytes > 0 for i in b.members) == 1
         assert [place[i] for i in b.members] == sorted(place[i] for i in b.members)
     assert buckets == plan_buckets(items, order, first_bytes=first, bucket_bytes=full)
 

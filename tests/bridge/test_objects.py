@@ -41,9 +41,7 @@ def test_in_a_process_set_objects_come_in_its_order(ranks: Callable[..., list[An
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_an_object_that_cannot_be_pickled_is_an_error_everywhere(
-    ranks: Callable[..., list[Any]], root: int
-) -> None:
+def test_an_object_that_cannot_be_pickled_is_an_error_everywhere(ranks: Callable[..., list[Any]], root: int) -> None:
     def body(world: World) -> str:
         ops = fd.ops(world)
         with pytest.raises(TypeError, match=f"rank {root} cannot pickle its object") as caught:

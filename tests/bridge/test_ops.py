@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from farandole.errors import MismatchError
 
 import farandole.numpy as fd
 from farandole.bridge.ops import op_name
+from farandole.errors import MismatchError
 from farandole.world import World
 
 

@@ -1,4 +1,7 @@
-"""What every collective does, in any world, over any transport, for any tensor library. Each case runs on every rank."""
+"""What every collective does, in any world, over any transport, for any tensor library.
+
+Each case runs on every rank.
+"""
 
 from __future__ import annotations
 

@@ -21,9 +21,7 @@ def main() -> None:
         order = json.loads(line)
         library = LIBRARIES[order["library"]]
         try:
-            CASES[order["case"]](
-                Rank(library.ops(world), library, world.rank, world.size), order["dtype"], order["n"]
-            )
+            CASES[order["case"]](Rank(library.ops(world), library, world.rank, world.size), order["dtype"], order["n"])
             error = ""
         except BaseException:
             error = traceback.format_exc()

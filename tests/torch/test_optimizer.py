@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from farandole.errors import FarandoleError
 
 import farandole.torch as fd
+from farandole.errors import FarandoleError
 from farandole.world import World
 
 Ranks = Callable[..., list[Any]]
@@ -214,9 +214,7 @@ class Branches(torch.nn.Module):
 
 @pytest.mark.parametrize("bucket_bytes", [None, 16])
 @pytest.mark.parametrize("compression", [fd.Compression.none, fd.Compression.bf16])
-def test_a_parameter_used_on_some_ranks_only(
-    ranks: Ranks, bucket_bytes: int | None, compression: Any
-) -> None:
+def test_a_parameter_used_on_some_ranks_only(ranks: Ranks, bucket_bytes: int | None, compression: Any) -> None:
     def body(world: World) -> Any:
         net = Branches()
         optimizer = distributed(net, world, bucket_bytes=bucket_bytes, compression=compression)
@@ -507,9 +505,7 @@ def test_sparse_gradients(ranks: Ranks, as_dense: bool) -> None:
         for p in (*table.parameters(), *head.parameters()):
             torch.nn.init.constant_(p, 0.5)
         parameters = [*table.parameters(), *head.parameters()]
-        optimizer = fd.DistributedOptimizer(
-            torch.optim.SGD(parameters, lr=0.1), sparse_as_dense=as_dense, world=world
-        )
+        optimizer = fd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), sparse_as_dense=as_dense, world=world)
         for step in range(4):
             optimizer.zero_grad()
             if not (world.rank == 1 and step == 2):  # once a rank has none

@@ -55,9 +55,7 @@ def plan_buckets(
         limit, nbytes = min(first_bytes, bucket_bytes), 0
         for i in ready:
             if members and nbytes + sizes[i] > limit:
-                mine.append(
-                    _bucket(members, sizes, dtype, "first: starts the wire early" if not mine else "full")
-                )
+                mine.append(_bucket(members, sizes, dtype, "first: starts the wire early" if not mine else "full"))
                 members, limit, nbytes = [], bucket_bytes, 0
             members.append(i)
             nbytes += sizes[i]
@@ -78,9 +76,7 @@ def _tail(members: list[int], sizes: dict[int, int], dtype: str, small: int) -> 
         return [_bucket(members, sizes, dtype, "last")]
     return [
         _bucket(members[:cut], sizes, dtype, "ends before the last, small one"),
-        _bucket(
-            members[cut:], sizes, dtype, "last: small, since nothing is left to compute while it travels"
-        ),
+        _bucket(members[cut:], sizes, dtype, "last: small, since nothing is left to compute while it travels"),
     ]
 
 

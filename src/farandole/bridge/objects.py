@@ -44,9 +44,7 @@ def broadcast_object(
     return _unpack(_array(ops, content, np.uint8), root_rank, "broadcast_object")
 
 
-def allgather_object(
-    ops: Ops[T], obj: Any, name: str | None = None, process_set: Members = None
-) -> list[Any]:
+def allgather_object(ops: Ops[T], obj: Any, name: str | None = None, process_set: Members = None) -> list[Any]:
     """The objects of all ranks of the set, in rank order, on all of them.
 
     When one of them cannot be pickled, all ranks raise TypeError that names the rank.

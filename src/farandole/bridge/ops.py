@@ -456,9 +456,7 @@ class Ops(Generic[T]):
         postscale_factor: float = 1.0,
     ) -> Handle[T]:
         """`reducescatter` that returns a handle at once."""
-        return self._reducescatter(
-            tensor, name, None, op, process_set, prescale_factor, postscale_factor, False
-        )
+        return self._reducescatter(tensor, name, None, op, process_set, prescale_factor, postscale_factor, False)
 
     # ---- without a tensor --------------------------------------------------------------------------------
 
@@ -494,9 +492,7 @@ class Ops(Generic[T]):
         members = self.members(process_set)
         world = self._world()
         if not members.included():
-            raise ValueError(
-                f"rank {world.rank} called {kind} on a process set it is not in (ranks {members.ranks})"
-            )
+            raise ValueError(f"rank {world.rank} called {kind} on a process set it is not in (ranks {members.ranks})")
         if name is None:
             seen = self._seen
             if seen is None or seen[0]() is not world:
@@ -509,9 +505,7 @@ class Ops(Generic[T]):
         """Tell the peers, who may be waiting for this request (or these), then raise."""
         text = f"{call.name}: {error}"
         for name in names or (call.name,):
-            call.world.submit(
-                call.kind, name=name, process_set=call.process_set, dtype="uint8", shape=(), refusal=text
-            )
+            call.world.submit(call.kind, name=name, process_set=call.process_set, dtype="uint8", shape=(), refusal=text)
         raise type(error)(text) from None
 
     def _check(self, tensor: T, op: int | str | None = None) -> tuple[str, str]:
@@ -772,18 +766,14 @@ class Ops(Generic[T]):
         if self.adapter.owns(splits):
             dtype = self.adapter.dtype(splits)
             if "int" not in dtype or len(self.adapter.shape(splits)) != 1:
-                raise ValueError(
-                    f"splits must be a vector of integers, not {dtype} {self.adapter.shape(splits)}"
-                )
+                raise ValueError(f"splits must be a vector of integers, not {dtype} {self.adapter.shape(splits)}")
             values = tuple(int(v) for v in self.adapter.to_bytes(self.adapter.host(splits)).view(dtype))
         else:
             values = tuple(int(v) for v in cast("Sequence[int]", splits))
         if len(values) != size:
             raise ValueError(f"splits has {len(values)} entries for {size} ranks")
         if min(values) < 0 or sum(values) > rows:
-            raise ValueError(
-                f"splits {values} must not be negative and must sum to at most dimension 0 ({rows})"
-            )
+            raise ValueError(f"splits {values} must not be negative and must sum to at most dimension 0 ({rows})")
         return values
 
     def _reducescatter(

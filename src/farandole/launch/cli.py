@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="farandole", description="Distributed data-parallel training, made distributed by changing a few lines."
+        prog="farandole",
+        description="Distributed data-parallel training, made distributed by changing a few lines.",
     )
     parser.add_argument("--version", action="version", version=f"farandole {__version__}")
     parser.set_defaults(action=None)
@@ -43,11 +44,23 @@ def _parser() -> argparse.ArgumentParser:
         usage="farandole run -np N [options] program [arguments ...]",
     )
     run.add_argument("-np", "--num-proc", type=_count, required=True, metavar="N", help="how many processes")
-    run.add_argument("-x", "--env", action="append", default=[], metavar="NAME[=VALUE]", help="set a variable for the ranks")
+    run.add_argument(
+        "-x",
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for the ranks",
+    )
     run.add_argument("--no-prefix", action="store_true", help="pass output on as it is, without [rank]")
     run.add_argument("--timestamps", action="store_true", help="put the time before each line")
     run.add_argument("--log-dir", type=Path, metavar="DIR", help="also write DIR/rank.N.out and DIR/rank.N.err")
-    run.add_argument("--start-timeout", type=_seconds, metavar="SECONDS", help="how long ranks wait for each other in init()")
+    run.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long ranks wait for each other in init()",
+    )
     run.add_argument("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="from a polite end to SIGKILL (5)")
     run.add_argument("-v", "--verbose", action="store_true", help="say what is started")
     run.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -49,7 +49,10 @@ class Prefixer:
         self._tail_line = b""
 
     def feed(self, data: bytes) -> None:
-        """New bytes of the rank. Lines are shown at once, an unfinished one when it has waited a moment (see `tick`)."""
+        """New bytes of the rank.
+
+        Lines are shown at once, an unfinished one when it has waited a moment (see `tick`).
+        """
         self._remember(data)
         if not self._prefix and not self._timestamps:
             self._screen.show(self, data)

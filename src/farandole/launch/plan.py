@@ -48,7 +48,7 @@ def assign(ranks: int, hosts: Sequence[tuple[str, int]]) -> list[Slot]:
         if left and slots:
             used.append((host, min(slots, left)))
             left -= used[-1][1]
-    made = []
+    made: list[Slot] = []
     for index, (host, count) in enumerate(used):
         for local in range(count):
             cross = [i for i, (_, n) in enumerate(used) if n > local]

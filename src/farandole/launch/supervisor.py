@@ -124,9 +124,7 @@ class _Supervisor:
                 stream = (pipe, Prefixer(screen, prefix, self._options.timestamps), log)
                 rank.streams.append(stream)
                 self._selector.register(pipe, selectors.EVENT_READ, lambda s=stream: self._read(*s))
-            self._selector.register(
-                started.exit_descriptor, selectors.EVENT_READ, lambda r=rank: self._ended(r)
-            )
+            self._selector.register(started.exit_descriptor, selectors.EVENT_READ, lambda r=rank: self._ended(r))
 
     def _watch(self, store: StoreServer) -> None:
         while any(r.code is None for r in self._ranks):

@@ -4,7 +4,8 @@
     responder -> initiator   nonce, HMAC-SHA256(secret, "responder" | job | hello | nonce)
     initiator -> responder   HMAC-SHA256(secret, "initiator" | job | hello | nonce)
 
-Everything has a fixed size; nothing else is read before both proofs are checked, and each nonce is used once, so a recording is worthless.
+Everything has a fixed size; nothing else is read before both proofs are checked, and each nonce is used once, so a
+recording is worthless.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def initiate(connection: socket.socket, secret: str, job: str, claim: Claim, dea
     send_all(connection, _proof(secret, b"initiator", job, hello, nonce), deadline)
 
 
-def respond(connection: socket.socket, secret: str, job: str, receiver: int, epoch: int | None, deadline: float) -> Claim:
+def respond(
+    connection: socket.socket, secret: str, job: str, receiver: int, epoch: int | None, deadline: float
+) -> Claim:
     """Check an initiator and prove ourselves. epoch: the only one welcome, None for any. Returns its claim, now proven.
 
     AuthenticationError for a stranger, RendezvousError for silence or a closed connection.

@@ -1,8 +1,11 @@
 """Links between ranks: every pair meets once, proves who it is, and hands its sockets to the core.
 
-Each rank listens on an abstract Unix socket with a random name and on TCP, publishes both in the store, connects to every lower rank and
-accepts every higher one. Two ranks are on one host exactly if the Unix socket can be reached (network namespaces share boot ids and
-hostnames, but not this); then they exchange arenas over it. Otherwise they make two TCP connections, for control and for data.
+Each rank listens on an abstract Unix socket with a random name and on TCP, publishes both in the store, connects
+to every lower rank and
+accepts every higher one. Two ranks are on one host exactly if the Unix socket can be reached (network namespaces
+share boot ids and
+hostnames, but not this); then they exchange arenas over it. Otherwise they make two TCP connections, for control
+and for data.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("farandole")
 
-# (peer rank, "shm", [Unix socket], the peer's arena) or (peer rank, "tcp", [control, data], -1); descriptors the receiver owns.
+# (peer rank, "shm", [Unix socket], the peer's arena) or (peer rank, "tcp", [control, data], -1); descriptors the
+# receiver owns.
 PeerLink: TypeAlias = tuple[int, str, list[int], int]
 
 _CONNECT_SECONDS: Final = 3.0  # for one address, when there are several
@@ -90,8 +94,10 @@ def connect_all(
 ) -> tuple[list[PeerLink], list[str]]:
     """Links to all other ranks, and the name of every rank's host.
 
-    transport: "auto" (shm where possible), "shm" or "tcp". interface: publish the addresses of this one only, "" for all.
-    deadline: time.monotonic() seconds. RendezvousError, the same text on all ranks where possible, names who is missing.
+    transport: "auto" (shm where possible), "shm" or "tcp". interface: publish the addresses of this one only, ""
+    for all.
+    deadline: time.monotonic() seconds. RendezvousError, the same text on all ranks where possible, names who is
+    missing.
     """
     formation = _Formation()
     listeners = [_listen_unix(), _listen_tcp(place, interface)]
@@ -217,9 +223,7 @@ def _accept(listener: socket.socket, place: Place, arena_fd: int, formation: _Fo
             connection, _ = listener.accept()
         except OSError:
             break
-        worker = threading.Thread(
-            target=_welcome, args=(connection, place, arena_fd, formation, deadline), daemon=True
-        )
+        worker = threading.Thread(target=_welcome, args=(connection, place, arena_fd, formation, deadline), daemon=True)
         worker.start()
         workers.append(worker)
     for worker in workers:
@@ -237,7 +241,12 @@ def _welcome(connection: socket.socket, place: Place, arena_fd: int, formation: 
 
 
 def _finish(
-    peer: int, purpose: _Purpose, connection: socket.socket, arena_fd: int, formation: _Formation, deadline: float
+    peer: int,
+    purpose: _Purpose,
+    connection: socket.socket,
+    arena_fd: int,
+    formation: _Formation,
+    deadline: float,
 ) -> None:
     """What follows a handshake, on both sides: arenas are exchanged, the link is noted."""
     arena = -1

@@ -1,6 +1,9 @@
-"""Where ranks meet: a small key-value store that the launcher serves. Typed messages, no pickle, every connection authenticated.
+"""Where ranks meet: a small key-value store that the launcher serves.
 
-A message is a head (operation, key bytes, value bytes, seconds) and its two strings. Values may wait for their key: `get` blocks on the
+Typed messages, no pickle, every connection authenticated.
+
+A message is a head (operation, key bytes, value bytes, seconds) and its two strings. Values may wait for their
+key: `get` blocks on the
 server until someone sets it or the time is over.
 """
 
@@ -64,7 +67,10 @@ def _receive(connection: socket.socket, deadline: float) -> tuple[_Op, str, byte
 
 
 class StoreServer:
-    """Serves one job until `close()`. address: "host:port", also for ranks on other hosts when `host` is reachable there."""
+    """Serves one job until `close()`.
+
+    address: "host:port", also for ranks on other hosts when `host` is reachable there.
+    """
 
     def __init__(self, secret: str, job: str, host: str = "127.0.0.1") -> None:
         self._secret, self._job = secret, job

@@ -79,9 +79,7 @@ class TorchOps(Ops[Tensor]):
             return super().allgather(tensor, name, process_set)
         return _apply(_Allgather, self, tensor, name, process_set)
 
-    def broadcast(
-        self, tensor: Tensor, root_rank: int, name: str | None = None, process_set: Members = None
-    ) -> Tensor:
+    def broadcast(self, tensor: Tensor, root_rank: int, name: str | None = None, process_set: Members = None) -> Tensor:
         if not _tracked(tensor):
             return super().broadcast(tensor, root_rank, name, process_set)
         return _apply(_Broadcast, self, tensor, root_rank, name, process_set)
@@ -110,9 +108,7 @@ class TorchOps(Ops[Tensor]):
         postscale_factor: float = 1.0,
     ) -> Tensor:
         if not _tracked(tensor):
-            return super().reducescatter(
-                tensor, name, compression, op, process_set, prescale_factor, postscale_factor
-            )
+            return super().reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
         return _apply(
             _Reducescatter,
             self,
@@ -171,9 +167,7 @@ class _Allreduce(torch.autograd.Function):
         if ctx.op in ("min", "max"):
             half = len(gradients)
             factor = prescale * postscale
-            for i, (mine, extreme) in enumerate(
-                zip(ctx.saved_tensors[:half], ctx.saved_tensors[half:], strict=True)
-            ):
+            for i, (mine, extreme) in enumerate(zip(ctx.saved_tensors[:half], ctx.saved_tensors[half:], strict=True)):
                 holds = (mine * factor if factor != 1.0 else mine) == extreme
                 # Ranks that hold the same extreme value share its gradient.
                 holders = ops.allreduce(
@@ -255,9 +249,7 @@ class _Reducescatter(torch.autograd.Function):
         prescale: float,
         postscale: float,
     ) -> Tensor:
-        handle = ops._reducescatter(
-            tensor.detach(), name, compression, op, process_set, prescale, postscale, True
-        )
+        handle = ops._reducescatter(tensor.detach(), name, compression, op, process_set, prescale, postscale, True)
         ctx.ops, ctx.name, ctx.process_set, ctx.op = ops, handle.name, process_set, op_name(op)
         ctx.factor = prescale * postscale
         return handle.wait()

@@ -548,11 +548,7 @@ class _Methods(torch.optim.Optimizer):
         if self._farandole is not None:
             group = len(self.param_groups) - 1
             self._farandole.adopt(
-                [
-                    (f"group.{group}.{i}", p)
-                    for i, p in enumerate(self.param_groups[group]["params"])
-                    if p.requires_grad
-                ]
+                [(f"group.{group}.{i}", p) for i, p in enumerate(self.param_groups[group]["params"]) if p.requires_grad]
             )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -587,9 +583,7 @@ def distributed_optimizer(
     named = _named(optimizer, named_parameters)
     members = ops.members(process_set)
     wrapped = type(optimizer)
-    kind = type(
-        wrapped.__name__, (_Methods, wrapped), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__}
-    )
+    kind = type(wrapped.__name__, (_Methods, wrapped), {"__module__": wrapped.__module__, "__doc__": wrapped.__doc__})
     kind.__qualname__ = wrapped.__qualname__
     result: O = object.__new__(kind)
     # One set of attributes: what is done to one (options, state, hooks, a scheduler) is done to both.
@@ -654,9 +648,7 @@ def _named(
     if named_parameters is not None:
         given = list(named_parameters)
         if any(not isinstance(item, tuple) or len(item) != 2 for item in given):
-            raise ValueError(
-                "named_parameters must be pairs (name, parameter), like model.named_parameters()"
-            )
+            raise ValueError("named_parameters must be pairs (name, parameter), like model.named_parameters()")
         names = [name for name, _ in given]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -665,8 +657,6 @@ def _named(
         missing = [name for key, (name, _) in parameters.items() if key not in by_id]
         if missing:
             examples = ", ".join(missing[:5])
-            raise ValueError(
-                f"named_parameters lacks {len(missing)} of the optimizer's parameters: {examples}"
-            )
+            raise ValueError(f"named_parameters lacks {len(missing)} of the optimizer's parameters: {examples}")
         parameters = {key: (by_id[key], p) for key, (_, p) in parameters.items()}
     return [(name, p) for name, p in parameters.values() if p.requires_grad]

@@ -28,9 +28,7 @@ def broadcast_parameters(
     if isinstance(params, Mapping):
         named: list[tuple[str, Any]] = sorted(params.items())
     else:
-        named = [
-            item if isinstance(item, tuple) else (f"parameter.{i}", item) for i, item in enumerate(params)
-        ]
+        named = [item if isinstance(item, tuple) else (f"parameter.{i}", item) for i, item in enumerate(params)]
     for name, tensor in named:
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"broadcast_parameters: {name} is a {type(tensor).__name__}, expected a tensor")

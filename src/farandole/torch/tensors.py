@@ -54,13 +54,7 @@ class TorchAdapter:
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return tensor
-        return (
-            tensor.detach()
-            .to("cpu")
-            .resolve_conj()
-            .resolve_neg()
-            .clone(memory_format=torch.contiguous_format)
-        )
+        return tensor.detach().to("cpu").resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
 
     def address(self, host: torch.Tensor) -> int:
         return host.data_ptr()

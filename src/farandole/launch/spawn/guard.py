@@ -1,7 +1,9 @@
 """Kills the ranks when the launcher is gone, however it went.
 
-A dying parent cannot clean up after SIGKILL, and PR_SET_PDEATHSIG reaches children only, not theirs. So this small process, in a session of
-its own, holds the reading end of a pipe whose other end only the launcher has: it learns process groups ("+pid") and forgets them ("-pid"),
+A dying parent cannot clean up after SIGKILL, and PR_SET_PDEATHSIG reaches children only, not theirs. So this small
+process, in a session of
+its own, holds the reading end of a pipe whose other end only the launcher has: it learns process groups ("+pid")
+and forgets them ("-pid"),
 and when the pipe closes it kills those it still knows. Run as a script, so that it loads nothing else.
 """
 

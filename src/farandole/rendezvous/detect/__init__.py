@@ -13,7 +13,8 @@ __all__ = ["ENVIRONMENTS", "Place", "detect"]
 class Place:
     """A rank's place in its job, and where the job meets.
 
-    store_address: "host:port"; job: a name that tells this job from others; secret: hexadecimal, known to this job only;
+    store_address: "host:port"; job: a name that tells this job from others; secret: hexadecimal, known to this job
+    only;
     epoch: which forming of the world this is.
     """
 
@@ -29,11 +30,15 @@ class Place:
     epoch: int = 0
 
     def __repr__(self) -> str:  # never the secret: places are printed in errors and logs
-        return f"Place(rank={self.rank}, size={self.size}, store={self.store_address!r}, job={self.job!r}, epoch={self.epoch})"
+        where = f"store={self.store_address!r}, job={self.job!r}, epoch={self.epoch}"
+        return f"Place(rank={self.rank}, size={self.size}, {where})"
 
 
 def detect(environ: Mapping[str, str]) -> Place:
-    """This process's place. Raises RendezvousError, naming the variable, when an environment is present but inconsistent."""
+    """This process's place.
+
+    Raises RendezvousError, naming the variable, when an environment is present but inconsistent.
+    """
     for _, ask in ENVIRONMENTS:
         place = ask(environ)
         if place is not None:
