@@ -118,6 +118,7 @@ void HostBackend::run_single(const Plan& plan, const Context& c, bool shared, co
     }
     case Kind::barrier:      // to have agreed is the barrier
     case Kind::process_set:  // the engine adds it
+    case Kind::join:
       break;
   }
 }

@@ -17,6 +17,7 @@ struct Operation {
   const void* input = nullptr;
   void* output = nullptr;
   std::shared_ptr<Handle> handle;
+  std::shared_ptr<char> owned;  // the memory, where it is the engine's own
 };
 
 class HostBackend {

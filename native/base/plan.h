@@ -12,7 +12,9 @@ namespace farandole {
 // One request inside a plan, as one member sees it.
 struct Entry {
   std::string name;
-  std::vector<int64_t> rows;  // allgather: rows of each member; alltoall: rows this member gets from each
+  // allgather: rows of each member; alltoall: rows this member gets from each; process_set: its id; join: who came last.
+  std::vector<int64_t> rows;
+  int64_t elements = 0;       // allreduce: so that a joined rank can take part without having asked
   std::string result;         // a small message's output, when the plan is `small`
 };
 

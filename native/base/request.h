@@ -8,13 +8,14 @@
 
 namespace farandole {
 
-enum class Kind : uint8_t { allreduce, allgather, broadcast, reducescatter, alltoall, barrier, process_set };
+enum class Kind : uint8_t { allreduce, allgather, broadcast, reducescatter, alltoall, barrier, process_set, join };
 enum class ReduceOp : uint8_t { average, sum, adasum, min, max, product };  // Horovod's numbers
 
 inline constexpr const char* kind_names[] = {"allreduce", "allgather", "broadcast", "reducescatter",
-                                             "alltoall",  "barrier",   "process_set"};
+                                             "alltoall",  "barrier",   "process_set", "join"};
 inline constexpr const char* op_names[] = {"average", "sum", "adasum", "min", "max", "product"};
-inline constexpr size_t kind_count = 7, op_count = 6;
+inline constexpr const char* join_name = "join";  // every join has this name: a rank joins a set once
+inline constexpr size_t kind_count = 8, op_count = 6;
 
 inline const char* name_of(Kind k) { return kind_names[static_cast<size_t>(k)]; }
 inline const char* name_of(ReduceOp o) { return op_names[static_cast<size_t>(o)]; }
@@ -37,7 +38,7 @@ struct Request {
     return n;
   }
   size_t bytes() const {  // of this rank's input
-    if (kind == Kind::barrier || kind == Kind::process_set) return 0;
+    if (kind == Kind::barrier || kind == Kind::process_set || kind == Kind::join) return 0;
     return static_cast<size_t>(elements()) * info(dtype).bytes;
   }
   // Elements in one row, i.e. in one step along the first dimension.

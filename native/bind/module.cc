@@ -58,6 +58,8 @@ struct PyEngine {
   ~PyEngine() {
     // A forked child has neither the thread nor the right to say goodbye on the parent's sockets: leave everything alone.
     if (owner != getpid()) new std::shared_ptr<Engine>(engine);
+    nb::gil_scoped_release release;  // ending an engine joins its thread
+    engine.reset();
   }
 
   Engine& get() const {
@@ -195,7 +197,11 @@ NB_MODULE(_core, m) {
       .def("shutdown", [](PyEngine& e, double timeout_s) { e.get().shutdown(timeout_s); }, "timeout_s"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("links", [](PyEngine& e) { return e.get().links(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("counters", [](PyEngine& e) {
-        Counters c = e.get().counters();
+        Counters c;
+        {
+          nb::gil_scoped_release release;  // whoever drives the engine may want it before it lets us in
+          c = e.get().counters();
+        }
         nb::dict d;
         d["operations"] = c.operations;
         d["plans"] = c.plans;
@@ -207,8 +213,13 @@ NB_MODULE(_core, m) {
         return d;
       }, nb::sig("def counters(self) -> dict[str, int]"))
       .def("trace", [](PyEngine& e) {
+        std::vector<Event> events;
+        {
+          nb::gil_scoped_release release;
+          events = e.get().trace();
+        }
         nb::list l;
-        for (const Event& v : e.get().trace())
+        for (const Event& v : events)
           l.append(nb::make_tuple(v.time_ns, phase_names[static_cast<size_t>(v.phase)], name_of(static_cast<Kind>(v.kind)), v.name.data(), v.bytes, v.sequence));
         return l;
       }, nb::sig("def trace(self) -> list[tuple[int, str, str, str, int, int]]"), "The last events: (steady clock ns, phase, kind, name, bytes, sequence).");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/wire.h"
@@ -246,6 +247,7 @@ void Engine::accept(Operation o) {
 
   Announcement a{r, {}, seconds()};
   if (carries_payload(r, mesh_->rank, options_.small_bytes)) a.payload.assign(static_cast<const char*>(o.input), r.bytes());
+  if (r.kind == Kind::join) joined_.insert(r.process_set);
   in_flight_.emplace(key, std::move(o));
   if (coordinator()) return hear(0, std::move(a));
   send_frame(0, frame_announce, encode(a.request, a.payload));
@@ -314,7 +316,7 @@ void Engine::handle_frame(int peer, uint8_t type, std::string_view body) {
 // ---- the coordinator --------------------------------------------------------------------------------------------------------
 
 void Engine::hear(int rank, Announcement a) {
-  if (auto agreement = announce(ledger_, sets_, rank, std::move(a))) agreements_.push_back(std::move(*agreement));
+  for (Agreement& agreed : announce(ledger_, sets_, rank, std::move(a))) agreements_.push_back(std::move(agreed));
 }
 
 void Engine::decide() {
@@ -367,11 +369,18 @@ bool Engine::run_plans() {
 
 void Engine::run_plan(const Plan& plan) {
   std::vector<Operation*> operations;
+  std::deque<Operation> zeros;  // what this rank contributes after join() to allreduces of the others
   uint64_t bytes = 0;
   for (const Entry& e : plan.entries) {
     auto it = in_flight_.find({plan.process_set, e.name});
     if (it == in_flight_.end()) {
       if (!plan.status.ok()) return;  // a failure this rank had no part in
+      if (plan.kind == Kind::allreduce && joined_.count(plan.process_set)) {
+        if (plan.small) return;
+        zeros.push_back(zero_contribution(plan, e));
+        operations.push_back(&zeros.back());
+        continue;
+      }
       throw Failure({Code::internal, "a plan names '" + e.name + "', which this rank has not submitted", {mesh_->rank}});
     }
     operations.push_back(&it->second);
@@ -395,6 +404,10 @@ void Engine::run_plan(const Plan& plan) {
     n.bytes += bytes;
     n.small += plan.small;
     if (operations.size() > 1) n.fused += operations.size();
+    if (plan.kind == Kind::join) {
+      operations[0]->handle->shape = plan.entries[0].rows;
+      joined_.erase(plan.process_set);
+    }
     if (plan.kind == Kind::process_set) {
       int64_t id = plan.entries[0].rows[0];
       const std::vector<int64_t>& ranks = operations[0]->request.shape;
@@ -405,6 +418,7 @@ void Engine::run_plan(const Plan& plan) {
   trace_.add(plan.status.ok() ? Phase::done : Phase::fail, kind, first, bytes, plan.sequence);
   for (const Entry& e : plan.entries) {
     auto it = in_flight_.find({plan.process_set, e.name});
+    if (it == in_flight_.end()) continue;  // a zero contribution
     finish(it->second, plan.status);
     in_flight_.erase(it);
   }
@@ -415,6 +429,18 @@ Status Engine::loss(const LinkLost& lost, const std::string& during) const {
   const std::string& goodbye = inbox_[static_cast<size_t>(peer)].goodbye;
   if (!goodbye.empty()) return {Code::shutdown, goodbye + during, {peer}};
   return {Code::peer_lost, "lost " + mesh_->describe(peer) + during + ": " + lost.status.message, {peer}};
+}
+
+Operation Engine::zero_contribution(const Plan& plan, const Entry& entry) {
+  Operation o;
+  o.request.name = entry.name;
+  o.request.dtype = plan.dtype;
+  o.request.shape = {entry.elements};
+  size_t bytes = std::max<size_t>(o.request.bytes(), 1);
+  o.owned = std::shared_ptr<char>(static_cast<char*>(std::calloc(bytes, 1)), std::free);
+  if (!o.owned) throw Failure({Code::internal, "no memory for " + std::to_string(bytes) + " bytes of zeros after join()", {mesh_->rank}});
+  o.input = o.output = o.owned.get();
+  return o;
 }
 
 void Engine::finish(Operation& o, const Status& status) {

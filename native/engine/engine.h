@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -69,6 +70,7 @@ class Engine {
   void decide();                         // coordinator: agreements become plans, sent to the members
   bool run_plans();
   void run_plan(const Plan& plan);
+  Operation zero_contribution(const Plan& plan, const Entry& entry);
   void finish(Operation& o, const Status& status);
   void fail_all(const Status& status);   // the world is over for this rank
   void broadcast_frame(uint8_t type, const std::string& body);
@@ -93,6 +95,7 @@ class Engine {
   std::atomic<bool> stopping_{false};
   std::map<std::pair<uint32_t, std::string>, Operation> in_flight_;
   ProcessSets sets_;
+  std::set<uint32_t> joined_;         // sets in which this rank has no more data
   std::deque<Plan> plans_;
   std::vector<Inbox> inbox_;
   std::vector<std::string> outbox_;   // by peer: frames the link has not taken yet

@@ -67,35 +67,92 @@ Status compare(const std::string& name, const std::vector<int>& ranks, const std
   return {};
 }
 
-std::optional<Agreement> announce(Ledger& ledger, const ProcessSets& sets, int rank, Announcement a) {
+namespace {
+
+bool has_joined(const Ledger& ledger, uint32_t set, int rank) {
+  auto it = ledger.joined.find(set);
+  return it != ledger.joined.end() && std::count(it->second.begin(), it->second.end(), rank);
+}
+
+// The agreement about a pending request once every member has announced it or joined.
+std::optional<Agreement> conclude(const Ledger& ledger, const std::vector<int>& ranks, uint32_t set, const std::string& name, const Pending& pending) {
+  Agreement agreement{set, name, {}, {}};
+  std::vector<int> present;
+  std::vector<Announcement> said;
+  int joined = -1;
+  // Judged only when all have come: a verdict before that would leave the late ones waiting under a forgotten name.
+  for (int r : ranks) {
+    if (auto it = pending.by_rank.find(r); it != pending.by_rank.end()) {
+      present.push_back(r);
+      said.push_back(it->second);
+    } else if (has_joined(ledger, set, r)) {
+      joined = r;
+    } else {
+      return std::nullopt;
+    }
+  }
+  agreement.status = compare(name, present, said);
+  const Request& first = said[0].request;
+  if (agreement.status.ok() && joined >= 0 && first.kind != Kind::allreduce)
+    agreement.status = {Code::mismatch, quoted(first) + ": rank " + std::to_string(joined) + " has joined, and then only allreduce is possible", {joined}};
+  if (!agreement.status.ok()) return agreement;
+  size_t next = 0;
+  for (int r : ranks) {
+    if (pending.by_rank.count(r)) agreement.members.push_back(std::move(said[next++]));
+    else agreement.members.push_back({agreement.members.empty() ? pending.by_rank.begin()->second.request : agreement.members[0].request,
+                                      std::string(pending.by_rank.begin()->second.payload.size(), '\0'), 0});
+  }
+  return agreement;
+}
+
+}  // namespace
+
+std::vector<Agreement> announce(Ledger& ledger, const ProcessSets& sets, int rank, Announcement a) {
   uint32_t set = a.request.process_set;
   std::string name = a.request.name;
   const std::vector<int>& ranks = sets.at(set);
   for (int r : ranks)
     if (auto gone = ledger.departed.find(r); gone != ledger.departed.end())
-      return Agreement{set, name, {}, {Code::shutdown, quoted(a.request) + " cannot complete: " + gone->second, {r}}};
+      return {{set, name, {}, {Code::shutdown, quoted(a.request) + " cannot complete: " + gone->second, {r}}}};
+
+  if (a.request.kind == Kind::join) {
+    std::vector<int>& joined = ledger.joined[set];
+    joined.push_back(rank);
+    std::vector<Agreement> agreed;
+    for (auto it = ledger.pending.begin(); it != ledger.pending.end();) {
+      std::optional<Agreement> done;
+      if (it->first.first == set) done = conclude(ledger, ranks, set, it->first.second, it->second);
+      if (done) agreed.push_back(std::move(*done));
+      it = done ? ledger.pending.erase(it) : std::next(it);
+    }
+    if (joined.size() == ranks.size()) {
+      a.request.root = joined.back();
+      agreed.push_back({set, name, {std::move(a)}, {}});
+      ledger.joined.erase(set);
+    }
+    return agreed;
+  }
 
   auto key = std::make_pair(set, name);
   Pending& pending = ledger.pending[key];
   if (pending.by_rank.empty()) pending.first = a.time;
   pending.by_rank.insert_or_assign(rank, std::move(a));
 
-  Agreement agreement{set, name, {}, {}};
-  std::vector<int> present;
-  for (auto& [r, announcement] : pending.by_rank) {
-    present.push_back(r);
-    agreement.members.push_back(announcement);
-  }
-  // Judged only when all have come: a verdict before that would leave the late ones waiting under a forgotten name.
-  if (present.size() < ranks.size()) return std::nullopt;
-  agreement.status = compare(name, present, agreement.members);
+  std::optional<Agreement> agreement = conclude(ledger, ranks, set, name, pending);
+  if (!agreement) return {};
   ledger.pending.erase(key);
-  return agreement;
+  return {std::move(*agreement)};
 }
 
 std::vector<Agreement> depart(Ledger& ledger, const ProcessSets& sets, int rank, const std::string& sentence) {
   ledger.departed[rank] = sentence;
   std::vector<Agreement> failed;
+  for (auto it = ledger.joined.begin(); it != ledger.joined.end();) {
+    const std::vector<int>& ranks = sets.at(it->first);
+    bool needed = std::count(ranks.begin(), ranks.end(), rank) && !std::count(it->second.begin(), it->second.end(), rank);
+    if (needed) failed.push_back({it->first, join_name, {}, {Code::shutdown, std::string("join cannot complete: ") + sentence, {rank}}});
+    it = needed ? ledger.joined.erase(it) : std::next(it);
+  }
   for (auto it = ledger.pending.begin(); it != ledger.pending.end();) {
     const std::vector<int>& ranks = sets.at(it->first.first);
     if (!std::count(ranks.begin(), ranks.end(), rank)) {

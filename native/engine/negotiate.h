@@ -25,7 +25,7 @@ struct Announcement {
 struct Agreement {
   uint32_t process_set = 0;
   std::string name;
-  std::vector<Announcement> members;  // in member order; incomplete when status is not ok
+  std::vector<Announcement> members;  // in member order, zeros for joined ones; incomplete when status is not ok
   Status status;
 };
 
@@ -36,11 +36,13 @@ struct Pending {
 
 struct Ledger {
   std::map<std::pair<uint32_t, std::string>, Pending> pending;
+  std::map<uint32_t, std::vector<int>> joined;  // by set: ranks that have no more data, in the order they said so
   std::map<int, std::string> departed;  // ranks that said goodbye, with the sentence for those that wait for them
 };
 
-// Takes one rank's announcement. Returns the agreement when it was the last one, or when the request cannot succeed.
-std::optional<Agreement> announce(Ledger& ledger, const ProcessSets& sets, int rank, Announcement a);
+// Takes one rank's announcement. Returns what is agreed now: the request itself when this was the last member, or cannot succeed; after a
+// join, every request that waited for this rank only. Joined ranks count as present; they contribute zeros to allreduces.
+std::vector<Agreement> announce(Ledger& ledger, const ProcessSets& sets, int rank, Announcement a);
 
 // A rank leaves: every request that still needs it fails.
 std::vector<Agreement> depart(Ledger& ledger, const ProcessSets& sets, int rank, const std::string& sentence);

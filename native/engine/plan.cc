@@ -82,17 +82,21 @@ std::vector<Decision> make_plans(std::vector<Agreement> agreements, const Proces
   for (Agreement& a : agreements) {
     const std::vector<int>& ranks = sets.at(a.process_set);
     Decision d{plan_for(a, ranks), {}, ""};
-    Entry entry{a.name, {}, ""};
+    Entry entry;
+    entry.name = a.name;
     size_t bytes = 0;
     if (a.status.ok()) {
       const Request& r = a.members[0].request;
       bytes = r.bytes();
-      if (a.members[0].request.kind == Kind::allgather)
+      entry.elements = r.elements();
+      if (r.kind == Kind::join) entry.rows = {r.root};
+      if (r.kind == Kind::allgather)
         for (const Announcement& m : a.members) entry.rows.push_back(m.request.shape[0]);
       if (r.kind == Kind::alltoall) {
         d.per_member.resize(ranks.size());
         for (size_t to = 0; to < ranks.size(); ++to) {
-          Entry e{a.name, {}, ""};
+          Entry e;
+          e.name = a.name;
           for (const Announcement& m : a.members) e.rows.push_back(m.request.splits[to]);
           d.per_member[to].push_back(std::move(e));
         }
@@ -143,6 +147,7 @@ std::string encode(const Plan& p, const std::vector<Entry>& entries) {
   for (const Entry& e : entries) {
     w.put_text(e.name);
     w.put_list(e.rows);
+    w.put(e.elements);
     w.put_text(e.result);
   }
   return w.take();
@@ -168,6 +173,7 @@ Plan decode_plan(std::string_view bytes) {
     Entry e;
     e.name = r.get_text();
     e.rows = r.get_list();
+    e.elements = r.get<int64_t>();
     e.result = r.get_text();
     p.entries.push_back(std::move(e));
   }

@@ -1,5 +1,7 @@
 #include "engine/stall.h"
 
+#include <algorithm>
+
 namespace farandole {
 
 StallReport find_stalled(Ledger& ledger, const ProcessSets& sets, const std::vector<std::string>& hosts, double now, const StallLimits& limits) {
@@ -16,6 +18,7 @@ StallReport find_stalled(Ledger& ledger, const ProcessSets& sets, const std::vec
     std::string have, lack;
     std::vector<int> late;
     for (int r : sets.at(it->first.first)) {
+      if (auto j = ledger.joined.find(it->first.first); j != ledger.joined.end() && std::count(j->second.begin(), j->second.end(), r)) continue;
       bool here = p.by_rank.count(r) > 0;
       std::string& list = here ? have : lack;
       list += (list.empty() ? "" : ", ") + std::to_string(r);

@@ -25,11 +25,11 @@ Announcement said(Request r, double time = 0, std::string payload = "") { return
 bool contains(const std::string& s, const char* part) { return s.find(part) != std::string::npos; }
 
 Agreement agree(Ledger& ledger, const std::vector<Request>& by_rank) {
-  for (int r = 0; r < 2; ++r) CHECK(!announce(ledger, sets, r, said(by_rank[static_cast<size_t>(r)])));
+  for (int r = 0; r < 2; ++r) CHECK(announce(ledger, sets, r, said(by_rank[static_cast<size_t>(r)])).empty());
   auto a = announce(ledger, sets, 2, said(by_rank[2]));
-  CHECK(a);
+  CHECK(a.size() == 1);
   CHECK(ledger.pending.empty());
-  return *a;
+  return a[0];
 }
 
 void agreement_needs_all_members() {
@@ -38,8 +38,8 @@ void agreement_needs_all_members() {
   CHECK(a.status.ok() && a.name == "x" && a.members.size() == 3);
   Request in_set = request("x");
   in_set.process_set = 1;
-  CHECK(!announce(ledger, sets, 2, said(in_set)));
-  CHECK(announce(ledger, sets, 1, said(in_set)));  // rank 0 is not a member
+  CHECK(announce(ledger, sets, 2, said(in_set)).empty());
+  CHECK(announce(ledger, sets, 1, said(in_set)).size() == 1);  // rank 0 is not a member
 }
 
 void mismatches_name_both_ranks_and_values() {
@@ -81,11 +81,26 @@ void rows_may_differ_where_they_may() {
 
 void departed_ranks_fail_what_needs_them() {
   Ledger ledger;
-  CHECK(!announce(ledger, sets, 0, said(request("x"))));
+  CHECK(announce(ledger, sets, 0, said(request("x"))).empty());
   auto failed = depart(ledger, sets, 1, "rank 1 on h has shut down");
   CHECK(failed.size() == 1 && failed[0].status.code == Code::shutdown && contains(failed[0].status.message, "rank 1 on h"));
   auto later = announce(ledger, sets, 2, said(request("y")));
-  CHECK(later && later->status.code == Code::shutdown);
+  CHECK(later.size() == 1 && later[0].status.code == Code::shutdown);
+}
+
+void joined_ranks_count_as_present() {
+  Ledger ledger;
+  CHECK(announce(ledger, sets, 0, said(request("x"), 0, "abc")).empty());
+  CHECK(announce(ledger, sets, 1, said(request("x"), 0, "abc")).empty());
+  auto agreed = announce(ledger, sets, 2, said(request("join", Kind::join)));
+  CHECK(agreed.size() == 1 && agreed[0].status.ok() && agreed[0].members.size() == 3);
+  CHECK(agreed[0].members[2].payload == std::string(3, '\0'));
+  CHECK(announce(ledger, sets, 1, said(request("g", Kind::allgather))).empty());
+  agreed = announce(ledger, sets, 0, said(request("g", Kind::allgather)));
+  CHECK(agreed.size() == 1 && agreed[0].status.code == Code::mismatch && contains(agreed[0].status.message, "rank 2 has joined"));
+  CHECK(announce(ledger, sets, 0, said(request("join", Kind::join))).empty());
+  agreed = announce(ledger, sets, 1, said(request("join", Kind::join)));
+  CHECK(agreed.size() == 1 && agreed[0].members[0].request.root == 1 && ledger.joined.empty());
 }
 
 Agreement ready(const std::string& name, int64_t elements, std::string payload = "") {
@@ -154,6 +169,7 @@ int main() {
   mismatches_name_both_ranks_and_values();
   rows_may_differ_where_they_may();
   departed_ranks_fail_what_needs_them();
+  joined_ranks_count_as_present();
   small_requests_fuse_and_large_ones_do_not();
   average_is_a_factor_and_small_results_are_computed();
   alltoall_tells_each_member_its_column();

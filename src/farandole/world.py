@@ -251,6 +251,17 @@ class World:
         self.process_sets[made.id] = made
         return made
 
+    def join(self, process_set: ProcessSet | None = None) -> int:
+        """Say that this rank has no more data, and wait until all ranks of the set have said so.
+
+        Until then the others may go on with allreduces, to which this rank contributes zeros (an average still divides by the
+        size of the set); any other operation of theirs fails with MismatchError. Returns the rank that joined last.
+        """
+        members = process_set or self.world_set
+        handle = self.submit("join", name="join", process_set=members, dtype="uint8", shape=(), sync=True)
+        handle.wait()
+        return handle.shape()[0]
+
     def transports(self) -> dict[int, str]:
         """How this rank reaches each of the others: "shm", "tcp" or "loopback"."""
         return dict(self._engine.links())

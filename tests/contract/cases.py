@@ -259,6 +259,20 @@ def process_sets(r: Rank, dtype: str, n: int) -> None:
 
 
 @case
+def join(r: Rank, dtype: str, n: int) -> None:
+    """Rank k has k steps of data and then joins; the others' sums go on without it."""
+    world = r.ops.world
+    for step in range(r.rank):
+        handles = [r.ops.allreduce_async(r.tensor(dtype, n + i), op=Sum, name=f"join.{step}.{i}") for i in range(3)]
+        for i, handle in enumerate(handles):
+            zeros = [np.zeros_like(r.values(dtype, n + i))] * (step + 1)
+            rest = [r.values(dtype, n + i, k) for k in range(step + 1, r.size)]
+            r.same(r.ops.synchronize(handle), combine(Sum, zeros + rest))
+    assert world.join() == r.size - 1
+    r.ops.barrier()
+
+
+@case
 def registered_memory(r: Rank, dtype: str, n: int) -> None:
     view = r.library.over(r.ops.world.empty(max(1, n * 16)), dtype, n)
     r.library.write(view, r.values(dtype, n))
