@@ -90,7 +90,9 @@ void HostBackend::run_single(const Plan& plan, const Context& c, bool shared, co
   size_t bytes = request.bytes();
   switch (plan.kind) {
     case Kind::allreduce:
-      if (bytes) (shared ? shared_memory::allreduce : peer_to_peer::allreduce)(c, o.input, o.output, static_cast<size_t>(request.elements()), r);
+      if (!bytes) break;
+      if (plan.op == ReduceOp::adasum) peer_to_peer::adasum(c, o.input, o.output, static_cast<size_t>(request.elements()), r);
+      else (shared ? shared_memory::allreduce : peer_to_peer::allreduce)(c, o.input, o.output, static_cast<size_t>(request.elements()), r);
       break;
     case Kind::reducescatter: {
       std::vector<size_t> counts;

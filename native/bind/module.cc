@@ -111,7 +111,7 @@ std::unique_ptr<PyEngine> make_engine(int rank, int size, uint64_t epoch, std::v
   nb::gil_scoped_release release;
   auto arena = std::make_unique<Arena>(arena_fd, rank, size, arena_bytes);
   std::vector<std::unique_ptr<Link>> made;
-  if (hub) made = hub->join(rank, &arena->progress(rank).sleeping);
+  if (hub) made = hub->join(rank, arena->shared_sleeping());
   for (auto& [peer, transport, fds, peer_arena_fd] : links) {
     if (transport == "shm" && fds.size() == 1) {
       Descriptor closes(peer_arena_fd);

@@ -10,6 +10,8 @@ namespace farandole::peer_to_peer {
 
 // Ring (Patarasuk & Yuan, 2009): reduce-scatter then allgather, 2(N-1) steps as one continuous stream.
 void allreduce(const Context& c, const void* input, void* output, size_t elements, const Reduction& r);
+// Adaptive sum (Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020) over a tree of pairs; any number of members.
+void adasum(const Context& c, const void* input, void* output, size_t elements, const Reduction& r);
 // counts[i]: elements of member i's part of the result; output has counts[me] elements.
 void reducescatter(const Context& c, const void* input, void* output, const std::vector<size_t>& counts, const Reduction& r);
 // bytes[i]: bytes of member i's input; output holds all of them in member order.

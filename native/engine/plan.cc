@@ -15,6 +15,7 @@ std::optional<std::string> small_result(const Agreement& a, const Plan& plan, co
   const Request& r = a.members[0].request;
   switch (plan.kind) {
     case Kind::allreduce: {
+      if (plan.op == ReduceOp::adasum) return std::nullopt;
       std::vector<const void*> in;
       for (const Announcement& m : a.members) {
         if (m.payload.size() != r.bytes() || m.payload.empty()) return std::nullopt;
@@ -63,7 +64,7 @@ Plan plan_for(const Agreement& a, const std::vector<int>& ranks) {
   return p;
 }
 
-bool fusable(const Plan& p, const Request& r) { return p.status.ok() && !p.small && p.kind == Kind::allreduce && r.bytes() <= fuse_below_bytes; }
+bool fusable(const Plan& p, const Request& r) { return p.status.ok() && !p.small && p.kind == Kind::allreduce && p.op != ReduceOp::adasum && r.bytes() <= fuse_below_bytes; }
 
 bool same_arithmetic(const Plan& a, const Plan& b) {
   return a.process_set == b.process_set && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale && a.postscale == b.postscale;

@@ -37,8 +37,16 @@ void reduce(Dtype dtype, ReduceOp op, const void* const* in, int inputs, void* c
   find(dtype, op)(in, inputs, out, outputs, count, pre, post);
 }
 
+void dots(Dtype dtype, const void* a, const void* b, size_t count, double result[3]) {
+  chosen().table.dots[static_cast<size_t>(dtype)](a, b, count, result);
+}
+
+void blend(Dtype dtype, const void* a, const void* b, void* out, size_t count, double of_a, double of_b) {
+  chosen().table.blend[static_cast<size_t>(dtype)](a, b, out, count, of_a, of_b);
+}
+
 const char* why_not(Dtype dtype, ReduceOp op) {
-  if (op == ReduceOp::adasum) return "Adasum is not a reduction of single elements";
+  if (op == ReduceOp::adasum) return chosen().table.dots[static_cast<size_t>(dtype)] ? nullptr : "Adasum needs a float dtype";
   if (op == ReduceOp::average) op = ReduceOp::sum;
   if (find(dtype, op)) return nullptr;
   return info(dtype).reducible ? "complex numbers have no order, so no min or max" : "this dtype can be moved but not reduced";

@@ -15,8 +15,12 @@ namespace farandole::kernels {
 void reduce(Dtype dtype, ReduceOp op, const void* const* in, int inputs, void* const* out, int outputs,
             size_t count, double pre, double post);
 
-// What the reduction cannot do, in words, or nullptr when it can ("bool has no ...").
+// Why an allreduce cannot combine this dtype with this op, in words; nullptr when it can.
 const char* why_not(Dtype dtype, ReduceOp op);
+
+// For Adasum, float dtypes only. dots: a.a, b.b and a.b, in float64. blend: out[i] = of_a * a[i] + of_b * b[i]; out may be a or b.
+void dots(Dtype dtype, const void* a, const void* b, size_t count, double result[3]);
+void blend(Dtype dtype, const void* a, const void* b, void* out, size_t count, double of_a, double of_b);
 
 // Name of the instruction set the table uses on this machine ("x86-64-v4", "x86-64-v3", "baseline").
 const char* instruction_set();

@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cmath>
 #include <thread>
 
 #include "engine/engine.h"
@@ -43,7 +44,7 @@ std::vector<std::unique_ptr<Engine>> world(int size, const std::string& transpor
   std::vector<std::thread> joining;
   for (int a = 0; a < size; ++a) {
     auto i = static_cast<size_t>(a);
-    if (transport == "loopback") joining.emplace_back([&, a, i] { links[i] = hub.join(a, &arenas[i]->progress(a).sleeping); });
+    if (transport == "loopback") joining.emplace_back([&, a, i] { links[i] = hub.join(a, arenas[i]->shared_sleeping()); });
     for (int b = a + 1; b < size && transport != "loopback"; ++b) {
       auto j = static_cast<size_t>(b);
       if (transport == "shm") {
@@ -78,8 +79,9 @@ struct Rank {
   int rank, size;
 
   std::shared_ptr<Handle> start(Kind kind, const std::string& name, std::vector<int64_t> shape, const void* in, void* out, bool sync,
-                                std::vector<int64_t> splits = {}) {
+                                std::vector<int64_t> splits = {}, ReduceOp op = ReduceOp::sum) {
     Operation o;
+    o.request.op = op;
     o.request.kind = kind;
     o.request.name = name;
     o.request.shape = std::move(shape);
@@ -180,6 +182,18 @@ void many_in_any_order(Rank r) {
   }
 }
 
+// Adasum of equal vectors is that vector; of orthogonal ones, their sum.
+void adaptive_sums(Rank r) {
+  for (size_t n : {1ul, 7ul, 5000ul}) {
+    std::vector<float> same(n, 3), apart(n * static_cast<size_t>(r.size), 0);
+    for (size_t i = 0; i < n; ++i) apart[i * static_cast<size_t>(r.size) + static_cast<size_t>(r.rank)] = static_cast<float>(r.rank + 1);
+    r.finish(r.start(Kind::allreduce, "same", {static_cast<int64_t>(n)}, same.data(), same.data(), true, {}, ReduceOp::adasum));
+    r.finish(r.start(Kind::allreduce, "apart", {static_cast<int64_t>(apart.size())}, apart.data(), apart.data(), true, {}, ReduceOp::adasum));
+    for (size_t i = 0; i < n; ++i) CHECK(std::abs(same[i] - 3) < 1e-4);
+    for (size_t i = 0; i < apart.size(); ++i) CHECK(std::abs(apart[i] - static_cast<float>(i % static_cast<size_t>(r.size) + 1)) < 1e-4);
+  }
+}
+
 void on_all(int size, const std::string& transport, void (*body)(Rank)) {
   auto engines = world(size, transport);
   std::vector<std::thread> threads;
@@ -210,6 +224,7 @@ int main() {
       on_all(size, transport, every_collective);
       on_all(size, transport, gathers_and_scatters);
       on_all(size, transport, many_in_any_order);
+      on_all(size, transport, adaptive_sums);
     }
     a_failure_reaches_everyone(transport);
   }

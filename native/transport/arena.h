@@ -41,6 +41,8 @@ class Arena {
   Ring ring(int reader, int writer, int stream) const;  // in the reader's arena
   char* at(int r, int64_t offset) const;         // a peer's registered memory as mapped here
   int64_t offset_of(const void* p, size_t bytes) const;  // in this rank's registered memory, else -1
+  // This rank's flag as something that a peer in this process may hold on to.
+  std::shared_ptr<std::atomic<uint32_t>> shared_sleeping() const { return {maps_[static_cast<size_t>(rank_)], &progress(rank_).sleeping}; }
   bool sleeping() const { return progress(rank_).sleeping.load() != 0; }
 
   // Registered memory, page-aligned, zeroed. Throws Failure when the arena is full. Freed with the returned pointer, which

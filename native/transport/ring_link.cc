@@ -75,9 +75,9 @@ LoopbackHub::LoopbackHub(int n) : size(n), sleeping_(static_cast<size_t>(n)), be
     }
 }
 
-std::vector<std::unique_ptr<Link>> LoopbackHub::join(int rank, std::atomic<uint32_t>* sleeping) {
+std::vector<std::unique_ptr<Link>> LoopbackHub::join(int rank, std::shared_ptr<std::atomic<uint32_t>> sleeping) {
   std::unique_lock lock(mutex_);
-  sleeping_[static_cast<size_t>(rank)] = sleeping;
+  sleeping_[static_cast<size_t>(rank)] = std::move(sleeping);
   ++joined_;
   arrived_.notify_all();
   if (!arrived_.wait_for(lock, std::chrono::seconds(60), [&] { return joined_ == size; }))
@@ -92,9 +92,10 @@ std::vector<std::unique_ptr<Link>> LoopbackHub::join(int rank, std::atomic<uint3
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     auto in = rings_[at(rank, peer)], out = rings_[at(peer, rank)];
-    auto owner = std::make_shared<std::pair<std::shared_ptr<char>, std::shared_ptr<char>>>(in, out);
+    auto flag = sleeping_[static_cast<size_t>(peer)];
+    auto owner = std::make_shared<std::array<std::shared_ptr<void>, 3>>(std::array<std::shared_ptr<void>, 3>{in, out, flag});
     links.push_back(std::make_unique<RingLink>(peer, "loopback", std::move(bells_[at(rank, peer)]), pair(in.get()), pair(out.get()),
-                                               sleeping_[static_cast<size_t>(peer)], owner));
+                                               flag.get(), owner));
   }
   return links;
 }

@@ -41,14 +41,14 @@ std::unique_ptr<Link> make_shm_link(int rank, int peer, int unix_fd, const Arena
 class LoopbackHub {
  public:
   explicit LoopbackHub(int size);
-  // This rank's links; every rank calls it once. sleeping flags are given so that peers know when to ring.
-  std::vector<std::unique_ptr<Link>> join(int rank, std::atomic<uint32_t>* sleeping);
+  // This rank's links; every rank calls it once. sleeping: this rank's flag, so that peers know when to ring.
+  std::vector<std::unique_ptr<Link>> join(int rank, std::shared_ptr<std::atomic<uint32_t>> sleeping);
   const int size;
 
  private:
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::vector<std::atomic<uint32_t>*> sleeping_;  // by rank
+  std::vector<std::shared_ptr<std::atomic<uint32_t>>> sleeping_;  // by rank
   std::vector<Descriptor> bells_;                 // [a * size + b]: a's end of the pair with b
   std::vector<std::shared_ptr<char>> rings_;      // [reader * size + writer]: two rings
   int joined_ = 0;
