@@ -450,6 +450,9 @@ void Engine::finish(Operation& o, const Status& status) {
 
 void Engine::fail_all(const Status& status) {
   if (!broken_.ok()) return;
+  // What is decided and needs no peer any more still ends as decided, here as on the other ranks.
+  for (const Plan& plan : std::exchange(plans_, {}))
+    if (plan.small || !plan.status.ok()) run_plan(plan);
   broken_ = status;
   if (status.code != Code::shutdown) {  // a world that ends politely lets peers finish what was decided
     Writer w;

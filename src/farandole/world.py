@@ -254,8 +254,9 @@ class World:
     def join(self, process_set: ProcessSet | None = None) -> int:
         """Say that this rank has no more data, and wait until all ranks of the set have said so.
 
-        Until then the others may go on with allreduces, to which this rank contributes zeros (an average still divides by the
-        size of the set); any other operation of theirs fails with MismatchError. Returns the rank that joined last.
+        Until then the others may go on with allreduces, to which this rank contributes zeros (an average still divides
+        by the size of the set); any other operation of theirs fails with MismatchError. Returns the rank that joined
+        last.
         """
         members = process_set or self.world_set
         handle = self.submit("join", name="join", process_set=members, dtype="uint8", shape=(), sync=True)

@@ -62,6 +62,7 @@ class _Supervisor:
         self._signal: signal.Signals | None = None  # the first that asked us to stop
         self._terminate_at = self._kill_at = float("inf")
         self._pending: list[signal.Signals] = []
+        self._asked_to_end = False
         self._broken_pipe = False
 
     def run(self) -> int:
@@ -76,12 +77,13 @@ class _Supervisor:
         spawner = LocalSpawner()
         try:
             self._start(spawner, store.address, secret, job)
-            self._watch(store)
+            self._watch(spawner)
             return self._report(store)
         finally:
             for rank in self._ranks:
                 if rank.code is None:
                     rank.job.signal(signal.SIGKILL)
+            spawner.kill_strays()
             spawner.close()
             store.close()
             signal.set_wakeup_fd(old_wakeup)
@@ -126,21 +128,22 @@ class _Supervisor:
                 self._selector.register(pipe, selectors.EVENT_READ, lambda s=stream: self._read(*s))
             self._selector.register(started.exit_descriptor, selectors.EVENT_READ, lambda r=rank: self._ended(r))
 
-    def _watch(self, store: StoreServer) -> None:
+    def _watch(self, spawner: LocalSpawner) -> None:
         while any(r.code is None for r in self._ranks):
-            self._turn()
-        # A rank's own descendants are dead by now, so its pipes end; read what is in them.
+            self._turn(float("inf"))
+        spawner.kill_strays()
+        # Nobody holds the ranks' pipes any more, so they end; read what is in them.
         deadline = time.monotonic() + 1
         while len(self._selector.get_map()) > 1 and time.monotonic() < deadline:
-            self._turn()
+            self._turn(deadline)
         for rank in self._ranks:
             for pipe, prefixer, log in rank.streams:
                 self._close_stream(pipe, prefixer, log)
 
-    def _turn(self) -> None:
+    def _turn(self, deadline: float) -> None:
         now = time.monotonic()
         prefixers = [p for r in self._ranks for _, p, _ in r.streams if p.waiting]
-        until = min(self._terminate_at, self._kill_at, now + (0.1 if prefixers else 3600))
+        until = min(deadline, self._terminate_at, self._kill_at, now + (0.1 if prefixers else 3600))
         for key, _ in self._selector.select(max(until - now, 0)):
             key.data()
         while self._pending:
@@ -188,7 +191,7 @@ class _Supervisor:
         rank.code = rank.job.poll()
         assert rank.code is not None
         rank.job.end()
-        rank.blameless = self._kill_at < float("inf") and self._terminate_at == float("inf")
+        rank.blameless = self._asked_to_end
         if rank.code != 0 and self._failed is None and self._signal is None:
             self._failed = rank
             now = time.monotonic()
@@ -206,6 +209,7 @@ class _Supervisor:
         self._kill_at = self._terminate_at + self._options.grace_s
 
     def _signal_all(self, number: signal.Signals) -> None:
+        self._asked_to_end = True
         for rank in self._ranks:
             if rank.code is None:
                 rank.job.signal(number)
@@ -243,11 +247,9 @@ class _Supervisor:
             if value is not None:
                 told[r.slot.rank] = json.loads(value)
         rank = killed[0] if killed else self._failed
-        blamed = told.get(rank.slot.rank, {}).get("because", [])
-        if not killed and blamed and self._ranks[blamed[0]].code:
-            rank = self._ranks[blamed[0]]
-        elif not killed and blamed and self._ranks[blamed[0]].code == 0:
-            return rank, str(told[rank.slot.rank]["text"])
+        for culprit in [] if killed else told.get(rank.slot.rank, {}).get("because", [])[:1]:
+            if self._ranks[culprit].code and not self._ranks[culprit].blameless:
+                rank = self._ranks[culprit]
         return rank, str(told.get(rank.slot.rank, {}).get("text", ""))
 
     def _say(self, text: str, verbose: bool = False) -> None:

@@ -51,20 +51,21 @@ class LocalSpawner:
         """A group is gone; its number may be used again."""
         self._tell("-", group)
 
+    def kill_strays(self) -> None:
+        """Every job has ended: kill the processes they left behind."""
+        while strays := [pid for pid in _children() if pid != self._guard.pid]:
+            for pid in strays:
+                _kill(pid, signal.SIGKILL)
+                try:
+                    os.waitpid(pid, 0)  # what it leaves behind in turn becomes ours only now
+                except ChildProcessError:
+                    pass
+
     def close(self) -> None:
-        """Kill what the jobs left behind, and end the guard."""
+        """End the guard."""
         assert self._guard.stdin
-        for task in Path("/proc/self/task").iterdir():
-            for child in (task / "children").read_text().split():
-                if int(child) != self._guard.pid:
-                    _kill(int(child), signal.SIGKILL)
         self._guard.stdin.close()
         self._guard.wait()
-        try:
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
-        except ChildProcessError:
-            pass
 
     def _tell(self, sign: str, group: int) -> None:
         assert self._guard.stdin
@@ -99,6 +100,16 @@ class LocalJob:
         self.signal(signal.SIGKILL)
         self._spawner.forget(self.pid)
         os.close(self.exit_descriptor)
+
+
+def _children() -> list[int]:
+    found = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+        except OSError:
+            continue  # the thread has just ended
+    return found
 
 
 def _kill(pid: int, number: signal.Signals) -> None:
