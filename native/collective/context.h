@@ -26,4 +26,15 @@ struct Reduction {
   double pre = 1, post = 1;
 };
 
+// Where each of several consecutive parts begins.
+template <class T>
+std::vector<T*> consecutive(T* base, const std::vector<size_t>& bytes) {
+  std::vector<T*> at;
+  for (size_t n : bytes) {
+    at.push_back(base);
+    base += n;
+  }
+  return at;
+}
+
 }  // namespace farandole

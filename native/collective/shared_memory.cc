@@ -229,12 +229,7 @@ void reducescatter(const Context& c, const void* input, void* output, const std:
 }
 
 void allgather(const Context& c, const void* input, void* output, const std::vector<size_t>& bytes) {
-  std::vector<char*> at;
-  char* next = static_cast<char*>(output);
-  for (size_t n : bytes) {
-    at.push_back(next);
-    next += n;
-  }
+  auto at = consecutive(static_cast<char*>(output), bytes);
   stream_to_all(c, input, bytes, [&](size_t i) { return at[i]; });
 }
 
@@ -248,16 +243,8 @@ void alltoall(const Context& c, const void* input, void* output, const std::vect
   constexpr uint64_t buffers = 3, first = 1;
   size_t n = static_cast<size_t>(c.size()), me = static_cast<size_t>(c.me);
   size_t block = std::min(block_bytes, Arena::slot_bytes / buffers / n) / line * line;
-  std::vector<const char*> from;
-  std::vector<char*> to;
-  auto* in = static_cast<const char*>(input);
-  auto* out = static_cast<char*>(output);
-  for (size_t i = 0; i < n; ++i) {
-    from.push_back(in);
-    to.push_back(out);
-    in += send[i];
-    out += recv[i];
-  }
+  auto from = consecutive(static_cast<const char*>(input), send);
+  auto to = consecutive(static_cast<char*>(output), recv);
   if (send[me]) std::memcpy(to[me], from[me], send[me]);
 
   auto steps_for = [&](size_t bytes) { return static_cast<uint64_t>((bytes + block - 1) / block); };

@@ -61,16 +61,8 @@ void broadcast(const Context& c, const void* input, void* output, size_t bytes, 
 
 void alltoall(const Context& c, const void* input, void* output, const std::vector<size_t>& send, const std::vector<size_t>& recv) {
   size_t n = static_cast<size_t>(c.size()), me = static_cast<size_t>(c.me);
-  std::vector<const char*> from;
-  std::vector<char*> to;
-  auto* in = static_cast<const char*>(input);
-  auto* out = static_cast<char*>(output);
-  for (size_t i = 0; i < n; ++i) {
-    from.push_back(in);
-    to.push_back(out);
-    in += send[i];
-    out += recv[i];
-  }
+  auto from = consecutive(static_cast<const char*>(input), send);
+  auto to = consecutive(static_cast<char*>(output), recv);
   if (send[me]) std::memcpy(to[me], from[me], send[me]);
   std::vector<size_t> sent(n, 0), received(n, 0);
   sent[me] = send[me];
