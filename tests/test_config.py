@@ -63,3 +63,37 @@ def test_the_tree_of_errors_is_as_drawn() -> None:
         assert type(made).__name__ == f"{kind}Error" and str(made) == "why"
         assert isinstance(made, errors.CollectiveError) and made.ranks == (2,)
     assert type(errors.from_status(2, "why", ())) is ValueError
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
+def test_every_option_has_a_default_that_parses_and_bounds_that_hold(option: config.Option) -> None:
+    assert (
+        getattr(load({option.env: str(option.default)}), option.name)
+        == option.default
+        == getattr(Config(), option.name)
+    )
+    if option.choices:
+        for word in option.choices:
+            assert getattr(load({option.env: word.upper()}), option.name) == word
+        bad = ["", "other"]
+    elif option.type is str:
+        bad = []
+    else:
+        least = option.type(option.least)
+        assert getattr(load({option.env: str(least)}), option.name) == least
+        bad = ["", "x", str(least - 1), "nan", "inf", "1" * 5000, str(1 << 64)]
+    for value in bad:
+        with pytest.raises(ConfigError, match=option.env):
+            load({option.env: value})
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
+def test_a_misspelt_name_finds_its_option(option: config.Option) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {option.env}\\?"):
+        load({option.env + "X": "1"})
+
+
+def test_a_name_near_nothing_gets_no_hint() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({"FARANDOLE_" + "0" * 60: "1"})
+    assert "did you mean" not in str(caught.value)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
@@ -116,3 +117,75 @@ def test_public_names_exist_and_are_documented(module: str) -> None:
     assert list(loaded.__all__) == sorted(loaded.__all__)
     silent = [name for name in loaded.__all__ if callable(value := getattr(loaded, name)) and not inspect.getdoc(value)]
     assert not silent
+
+
+def test_the_help_is_light() -> None:
+    code = (
+        "import runpy, sys; sys.argv = ['farandole', '--help']\n"
+        "try: runpy.run_module('farandole', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit as end: assert not end.code\n"
+        "print([m for m in ('numpy', 'torch', 'cloudpickle', 'farandole._core') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert "usage: farandole" in out.stdout and out.stdout.splitlines()[-1] == "[]"
+
+
+def environment_uses(text: str) -> list[str]:
+    """How a source touches the process's environment: "whole" where it hands os.environ over, else "reads"."""
+    tree = ast.parse(text)
+    handed = {id(value) for node in ast.walk(tree) if isinstance(node, ast.Call) for value in node.args}
+    handed |= {
+        id(value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+        if key is None
+    }
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    uses = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "os" and names & {a.name for a in node.names}:
+            uses.append("reads")
+        elif isinstance(node, ast.Attribute) and node.attr in names and isinstance(node.value, ast.Name):
+            uses.append("whole" if node.attr == "environ" and id(node) in handed else "reads")
+    return uses
+
+
+def test_only_whole_environments_are_passed_on() -> None:
+    """World and launch hand the environment over; the one reader is `run -x NAME`, for a variable of the user's."""
+    found = {str(p.relative_to(SOURCE)): environment_uses(p.read_text()) for p in SOURCE.rglob("*.py")}
+    assert {name: uses for name, uses in found.items() if "reads" in uses} == {"launch/cli.py": ANY}
+    assert found["launch/cli.py"].count("reads") == 2
+    assert {name for name, uses in found.items() if uses} == {"world.py", "launch/cli.py"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; os.getenv('A')",
+        "import os; os.environ['A']",
+        "import os as o; o.environ.get('A')",
+        "from os import environ",
+    ],
+)
+def test_a_reader_of_the_environment_would_be_seen(text: str) -> None:
+    assert environment_uses(text) == ["reads"]
+
+
+def test_native_code_reads_no_environment_and_knows_python_in_bind_only() -> None:
+    for path in (ROOT / "native").rglob("*.*"):
+        text, here = path.read_text(), path.relative_to(ROOT / "native").parts[0]
+        assert not re.search(r"\b(secure_)?getenv\b|\benviron\b", text), path
+        assert here == "bind" or not re.search(r'#\s*include\s*[<"](Python\.h|nanobind/)', text), path
+        assert here == "tests" or here in NATIVE, path
+
+
+@pytest.mark.parametrize("name", ["launch/plan.py", "bridge/gradients.py"])
+def test_what_decides_knows_no_clock_and_no_socket(name: str) -> None:
+    assert not imports(SOURCE / name) & {"time", "socket", "threading", "os", "select", "selectors", "subprocess"}
+
+
+@pytest.mark.parametrize("name", ["engine/negotiate.cc", "engine/plan.cc", "engine/stall.cc", "collective/select.cc"])
+def test_native_code_that_decides_knows_no_clock_and_no_socket(name: str) -> None:
+    text = (ROOT / "native" / name).read_text()
+    assert not re.search(r"#include <(chrono|thread|mutex|unistd\.h|time\.h|ctime|sys/)|::now\(|clock_gettime", text)

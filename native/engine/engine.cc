@@ -143,7 +143,12 @@ void Engine::abort(const std::string& reason) {
 void Engine::shutdown(double timeout_s) {
   auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
   {
-    std::lock_guard drive(drive_);
+    std::unique_lock drive(drive_, std::try_to_lock);
+    while (!drive.owns_lock()) {  // someone drives, perhaps in a transfer whose other side does not answer
+      if (Clock::now() > deadline) mesh_->give_up = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      (void)drive.try_lock();
+    }
     {
       std::lock_guard lock(queue_mutex_);
       if (stopping_) return;

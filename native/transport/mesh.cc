@@ -74,6 +74,7 @@ void Mesh::wait_slowly(const char* what, Clock::time_point deadline, const std::
     if (attempt()) break;
     if (Clock::now() > deadline)
       throw Failure({Code::stall, std::string(what) + ": peers did not answer before the stall limit", {}});
+    if (give_up) throw Failure({Code::shutdown, describe(rank) + " was shut down in the middle of " + what, {rank}});
     if (interrupted()) throw Failure({Code::peer_lost, describe(rank) + " was interrupted by its user in the middle of " + what, {rank}});
     // Whoever woke us is probably still at it: look a little longer before the next sleep.
     for (int i = 0; i < 256; ++i) {

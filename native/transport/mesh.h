@@ -41,6 +41,8 @@ class Mesh {
   std::function<void()> service = [] {};
   std::function<bool()> interrupted = [] { return false; };  // asked about ten times a second while asleep
 
+  std::atomic<bool> give_up{false};      // set by a thread that cannot wait for the running plan: it fails soon
+
   // The idle engine thread sleeps here, without holding the engine's lock, until a peer or a local caller rings.
   void sleep_idle(int timeout_ms) { idle_.wait(timeout_ms); }
   void wake() { idle_.wake(); }

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from farandole.errors import ConfigError
 
+_LARGEST_NUMBER: Final = (1 << 63) - 1  # what the core can take
+
 # What a launcher tells a rank about its place; read in rendezvous.detect, listed here so that they are not unknown.
 LAUNCH_VARIABLES: Final = frozenset(
     f"FARANDOLE_{name}"
@@ -178,4 +180,6 @@ def _parse(option: Option, text: str) -> Any:
         raise ConfigError(f"{option.env}={text!r}: expected {kind}{unit}") from None
     if not option.least <= value < float("inf"):
         raise ConfigError(f"{option.env}={text!r}: expected {kind}{unit}, at least {option.least:g}")
+    if value > _LARGEST_NUMBER:
+        raise ConfigError(f"{option.env}={text!r}: expected {kind}{unit}, at most {_LARGEST_NUMBER}")
     return value

@@ -239,3 +239,27 @@ else:
     )
     code, _, err = run(["-np", "1", program])
     assert code == 0, err
+
+
+@TRANSPORTS
+def test_exit_does_not_wait_for_a_transfer_that_stands_still(tmp_path: Path, transport: str) -> None:
+    """A thread of rank 0 is in the middle of an allreduce with a rank that was stopped; the main thread ends."""
+    program = script(
+        tmp_path,
+        """
+import atexit, threading
+atexit.register(lambda: print('left', flush=True))   # runs last
+import farandole.numpy as fd
+fd.init()
+x = np.ones(20_000_000)
+if fd.rank() == 1:
+    fd.allreduce_async_(x, name='big')
+    os.kill(os.getpid(), signal.SIGSTOP)
+threading.Thread(target=lambda: fd.allreduce_(x, name='big'), daemon=True).start()
+time.sleep(0.3)
+""",
+    )
+    job = Job(["-np", "2", program], FARANDOLE_TRANSPORT=transport)
+    job.read_until("left")
+    job.process.kill()
+    job.finish()

@@ -117,8 +117,8 @@ STAYS = """
 import subprocess
 child = subprocess.Popen(['sleep', '300'])
 away = subprocess.Popen(['sleep', '300'], start_new_session=True)
-print('ready', flush=True)
 try:
+    print('ready', flush=True)
     time.sleep(300)
 except KeyboardInterrupt:
     print('interrupted', flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -11,8 +12,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from farandole.errors import RendezvousError
+from farandole.rendezvous import handshake
 from farandole.rendezvous.detect import Place
-from farandole.rendezvous.links import PeerLink, connect_all
+from farandole.rendezvous.handshake import Claim
+from farandole.rendezvous.links import PeerLink, _Formation, _Purpose, _welcome, connect_all
 from farandole.rendezvous.store import StoreClient, StoreServer, new_job_id, new_secret
 
 SECRET, JOB = new_secret(), new_job_id()
@@ -115,3 +118,132 @@ def test_strangers_at_the_listeners_are_turned_away(server: StoreServer) -> None
         for _, _, fds, _ in rank_links:
             for fd in fds:
                 os.close(fd)
+
+
+def close_all(links: list[list[PeerLink]]) -> None:
+    for rank_links in links:
+        for _, _, fds, arena in rank_links:
+            for fd in [*fds, *([arena] if arena >= 0 else [])]:
+                os.close(fd)
+
+
+def published(server: StoreServer, rank: int) -> tuple[str, int]:
+    """Where a rank listens, as soon as it has said so."""
+    client = StoreClient(Place(0, 1, 0, 1, 0, 1, server.address, JOB, SECRET), time.monotonic() + 5)
+    value = client.get(f"epoch/0/rank/{rank}", 5.0)
+    client.close()
+    assert value is not None
+    return "127.0.0.1", json.loads(value)["port"]
+
+
+def test_a_silent_stranger_delays_nobody(server: StoreServer) -> None:
+    """It is accepted before the ranks are complete, and says nothing for longer than a handshake may take."""
+    stay: list[socket.socket] = []
+    links: list[list[PeerLink]] = []
+
+    def silence() -> None:
+        stay.append(socket.create_connection(published(server, 0), 5))
+
+    start = time.monotonic()
+    found, errors = meet(server, 2, "tcp", absent=1, seconds=0.5, before=silence)  # rank 0 fails at its deadline
+    assert len(errors) == 1 and found == [[], []]
+    assert time.monotonic() - start < 2
+    stay.pop().close()
+
+    other = StoreServer(SECRET, JOB)
+    try:
+        waiting = threading.Thread(target=lambda: links.extend(one(other, 0, 2)))
+        waiting.start()
+        stay.append(socket.create_connection(published(other, 0), 5))
+        start = time.monotonic()
+        links.extend(one(other, 1, 2))
+        waiting.join(10)
+        assert time.monotonic() - start < 2
+        assert len(links) == 2
+    finally:
+        stay.pop().close()
+        other.close()
+        close_all(links)
+
+
+def one(server: StoreServer, rank: int, size: int, interface: str = "", seconds: float = 10) -> list[list[PeerLink]]:
+    deadline = time.monotonic() + seconds
+    arena = os.memfd_create("arena")
+    place = Place(rank, size, rank, size, 0, 1, server.address, JOB, SECRET)
+    client = StoreClient(place, deadline)
+    try:
+        return [connect_all(place, client, "auto" if rank else "tcp", arena, interface, deadline)[0]]
+    finally:
+        client.close()
+        os.close(arena)
+
+
+def test_arenas_are_not_inherited(server: StoreServer) -> None:
+    links, errors = meet(server, 2, "shm")
+    assert not errors
+    assert [os.get_inheritable(arena) for rank in links for _, _, _, arena in rank] == [False, False]
+    close_all(links)
+
+
+def test_a_second_arena_of_a_rank_replaces_the_first() -> None:
+    """A rank may come again; what it replaces is closed."""
+    formation = _Formation()
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        formation.add(1, _Purpose.SHM, ours, os.memfd_create("arena"))
+    formation.close()  # the guard looks for memfds that are left
+    assert not [fd for fd in os.listdir("/proc/self/fd") if _memfd(fd)]
+
+
+def _memfd(fd: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:arena")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_rank_that_dies_after_publishing_is_named(server: StoreServer, transport: str) -> None:
+    """Rank 2 published its place and is gone: rank 1 and rank 0 wait for its connection, and close what they have."""
+    gone = {"host": "elsewhere", "unix": "nobody", "tcp": ["127.0.0.1"], "port": 1}
+    server.set("epoch/0/rank/2", json.dumps(gone).encode())
+    links, errors = meet(server, 3, transport, seconds=0.6, absent=2)
+    assert links == [[], [], []]
+    assert len(errors) == 2 and all("rank 2 on elsewhere" in e for e in errors)
+    assert not [fd for fd in os.listdir("/proc/self/fd") if _memfd(fd)]
+
+
+def test_the_reason_of_one_rank_reaches_the_others_at_once(server: StoreServer) -> None:
+    errors: list[str] = []
+
+    def fail(rank: int, interface: str) -> None:
+        try:
+            one(server, rank, 2, interface, seconds=20)
+        except RendezvousError as error:
+            errors.append(str(error))
+
+    start = time.monotonic()
+    threads = [threading.Thread(target=fail, args=(r, i)) for r, i in ((0, ""), (1, "nosuch0"))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert time.monotonic() - start < 10
+    assert len(errors) == 2 and all("no address on interface nosuch0; this host has " in e for e in errors)
+
+
+@pytest.mark.parametrize("sender", [0, 2, -1])
+def test_only_higher_ranks_of_the_world_are_welcome(sender: int) -> None:
+    """Someone who knows the secret but cannot be a peer."""
+    ours, theirs = socket.socketpair()
+    formation = _Formation()
+    place = Place(0, 2, 0, 2, 0, 1, "", JOB, SECRET)
+    worker = threading.Thread(target=_welcome, args=(theirs, place, -1, formation, time.monotonic() + 5))
+    worker.start()
+    with ours:
+        handshake.initiate(ours, SECRET, JOB, Claim(sender, 0, _Purpose.CONTROL, 0), time.monotonic() + 5)
+        ours.settimeout(5)
+        assert ours.recv(1) == b""
+    worker.join(10)
+    assert not formation.sockets and not formation.welcoming and theirs.fileno() == -1

@@ -221,3 +221,124 @@ def test_a_missing_variable_is_named() -> None:
 def test_secrets_differ() -> None:
     assert len({new_secret() for _ in range(10)}) == 10 and len(new_secret()) == 64
     assert os.environ.get("FARANDOLE_SECRET") is None
+
+
+def test_a_silent_first_stranger_does_not_hide_the_next(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "farandole"):
+        with connect(server) as scan:
+            scan.shutdown(socket.SHUT_WR)
+            scan.settimeout(5)
+            assert scan.recv(1) == b""
+        assert not caplog.records
+        for _ in range(2):
+            with pytest.raises(AuthenticationError):
+                StoreClient(replace(place(server), secret=new_secret()), soon())
+            with connect(server) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b" " * 100)
+                stranger.settimeout(5)
+                try:
+                    stranger.recv(1)
+                except ConnectionResetError:
+                    pass
+    assert len([r for r in caplog.records if "turned away" in r.getMessage()]) == 1
+
+
+def test_a_late_answer_is_not_taken_for_the_next(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = StoreClient(place(server), soon())
+    monkeypatch.setattr(store, "_HANDSHAKE_SECONDS", -0.95)
+    with pytest.raises(RendezvousError, match=r"key 'late': .*deadline"):
+        client.get("late", 1.0)  # gives up after 50 ms; the server will answer still
+    monkeypatch.undo()
+    server.set("late", b"old")
+    server.set("next", b"new")
+    with pytest.raises(RendezvousError, match=r"key 'next'"):
+        client.get("next", 0.0)
+    client.close()
+
+
+def test_the_largest_value_fits_and_one_byte_more_does_not(server: StoreServer) -> None:
+    client = StoreClient(place(server), soon())
+    client.set("k", bytes(16 << 20), soon())
+    assert client.get("k", 0.0) == bytes(16 << 20)
+    for key, value in (("k", bytes((16 << 20) + 1)), ("k" * 65_536, b"")):
+        with pytest.raises(RendezvousError, match="at most"):
+            client.set(key, value, soon())
+    client.set("ü" * 32_767, b"usable", soon())
+    assert server.get("ü" * 32_767) == b"usable"
+    client.close()
+
+
+HEADS = st.builds(
+    store._HEAD.pack,
+    st.integers(0, 6),
+    st.integers(0, 8),
+    st.one_of(st.integers(0, 40), st.integers(0, (1 << 32) - 1)),
+    st.one_of(st.floats(max_value=0.001), st.just(float("nan"))),
+)
+
+
+@given(st.lists(st.one_of(HEADS, st.binary(max_size=40)), max_size=6).map(b"".join))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_messages_break_the_server(server: StoreServer, junk: bytes) -> None:
+    """Nearly good messages of someone who knows the secret; nothing is left running for them."""
+    client = StoreClient(place(server), soon())
+    client._connection.sendall(junk)
+    try:
+        client._connection.shutdown(socket.SHUT_WR)
+        client._connection.settimeout(5)
+        while client._connection.recv(4096):
+            pass
+    except OSError as error:  # the server has closed already; but it is never silent
+        assert not isinstance(error, TimeoutError)
+    finally:
+        client.close()
+    again = StoreClient(place(server), soon())
+    again.set("alive", b"1", soon())
+    again.close()
+
+
+def test_the_store_survives_a_lack_of_descriptors(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accept fails once; who comes then is served."""
+    real, failed = server._listener, threading.Event()
+
+    class Failing:
+        def accept(self) -> object:
+            if not failed.is_set():
+                failed.set()
+                raise OSError(24, "Too many open files")
+            return real.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(real, name)
+
+    monkeypatch.setattr(server, "_listener", Failing())
+    StoreClient(place(server), soon()).close()  # ends the accept that was under way
+    StoreClient(place(server), soon()).close()
+    assert failed.is_set()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", ":1", "h:x", "127.0.0.1:70000", "127.0.0.1:1234567", f"{'a' * 70}.b:1"]
+)
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(RendezvousError, match="store"):
+        StoreClient(Place(0, 2, 0, 2, 0, 1, address, JOB, SECRET), soon(1))
+
+
+def test_close_ends_many_who_wait_and_those_who_say_nothing() -> None:
+    server = StoreServer(SECRET, JOB)
+    clients = [StoreClient(place(server, r), soon()) for r in range(8)]
+    for client in clients:
+        store._send(client._connection, store._Op.GET, "never", b"", 60.0, soon())
+    with connect(server) as silent:
+        start = time.monotonic()
+        server.close()
+        assert time.monotonic() - start < 2
+        silent.settimeout(5)
+        try:
+            assert silent.recv(1) == b""
+        except ConnectionResetError:
+            pass
+    for client in clients:
+        client.close()
+    server.close()

@@ -82,8 +82,8 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
     """`size` bytes, or RendezvousError at the deadline or when the other side closes."""
     parts = bytearray()
     while len(parts) < size:
-        _allow(connection, deadline)
         try:
+            _allow(connection, deadline)
             piece = connection.recv(min(size - len(parts), 1 << 20))
         except TimeoutError:
             raise RendezvousError(f"no answer: {len(parts)} of {size} bytes came before the deadline") from None
@@ -97,8 +97,8 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
 
 def send_all(connection: socket.socket, data: bytes, deadline: float) -> None:
     """Send everything, or RendezvousError at the deadline or when the other side is gone."""
-    _allow(connection, deadline)
     try:
+        _allow(connection, deadline)
         connection.sendall(data)
     except TimeoutError:
         raise RendezvousError("the other side took no data before the deadline") from None

@@ -1,11 +1,9 @@
 """Links between ranks: every pair meets once, proves who it is, and hands its sockets to the core.
 
 Each rank listens on an abstract Unix socket with a random name and on TCP, publishes both in the store, connects
-to every lower rank and
-accepts every higher one. Two ranks are on one host exactly if the Unix socket can be reached (network namespaces
-share boot ids and
-hostnames, but not this); then they exchange arenas over it. Otherwise they make two TCP connections, for control
-and for data.
+to every lower rank and accepts every higher one. Two ranks are on one host exactly if the Unix socket can be reached
+(network namespaces share boot ids and hostnames, but not this); then they exchange arenas over it. Otherwise they
+make two TCP connections, for control and for data.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -53,7 +52,8 @@ class _Formation:
         self.changed = threading.Condition()
         self.sockets: dict[tuple[int, _Purpose], socket.socket] = {}
         self.arenas: dict[int, int] = {}
-        self.failure: RendezvousError | None = None
+        self.welcoming: set[socket.socket] = set()  # accepted, not yet proven
+        self.over = False
 
     def add(self, peer: int, purpose: _Purpose, connection: socket.socket, arena: int = -1) -> None:
         with self.changed:
@@ -62,8 +62,31 @@ class _Formation:
                 old.close()
             self.sockets[peer, purpose] = connection
             if arena >= 0:
+                if peer in self.arenas:
+                    os.close(self.arenas[peer])
                 self.arenas[peer] = arena
             self.changed.notify_all()
+
+    def welcome(self, connection: socket.socket) -> bool:
+        """Note a connection whose handshake begins; False when no one is awaited any more."""
+        with self.changed:
+            if not self.over:
+                self.welcoming.add(connection)
+            return not self.over
+
+    def welcomed(self, connection: socket.socket) -> None:
+        with self.changed:
+            self.welcoming.discard(connection)
+
+    def end(self) -> None:
+        """All are here, or it failed: whoever is still silent is not waited for."""
+        with self.changed:
+            self.over = True
+            for connection in self.welcoming:
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has closed by itself
 
     def complete(self, peer: int) -> bool:
         have = self.sockets
@@ -86,7 +109,7 @@ class _Formation:
         for connection in self.sockets.values():
             connection.close()
         for fd in self.arenas.values():
-            socket.close(fd)
+            os.close(fd)
 
 
 def connect_all(
@@ -100,8 +123,10 @@ def connect_all(
     missing.
     """
     formation = _Formation()
-    listeners = [_listen_unix(), _listen_tcp(place, interface)]
+    listeners: list[socket.socket] = []
     try:
+        listeners += [_listen_unix()]
+        listeners += [_listen_tcp(place, interface)]
         mine = {
             "host": socket.gethostname(),
             "unix": listeners[0].getsockname()[1:].decode(),
@@ -119,18 +144,18 @@ def connect_all(
             peers = _meet(place, store, deadline)
             for rank in range(place.rank):
                 _connect(place, rank, peers[rank], transport, arena_fd, formation, deadline)
-            _await_higher(place, peers, formation, deadline)
-        except RendezvousError as error:
-            _tell(place, store, str(error))
-            raise
+            _await_higher(place, store, peers, formation, deadline)
         finally:
             for listener in listeners:
                 listener.shutdown(socket.SHUT_RDWR)
+            formation.end()
             for thread in acceptors:
                 thread.join()
         return formation.links(), [str(p["host"]) for p in peers]
-    except BaseException:
+    except BaseException as error:
         formation.close()
+        if isinstance(error, RendezvousError):
+            _tell(place, store, str(error))
         raise
     finally:
         for listener in listeners:
@@ -233,11 +258,17 @@ def _accept(listener: socket.socket, place: Place, arena_fd: int, formation: _Fo
 def _welcome(connection: socket.socket, place: Place, arena_fd: int, formation: _Formation, deadline: float) -> None:
     until = min(deadline, time.monotonic() + _CONNECT_SECONDS)
     try:
+        if not formation.welcome(connection):
+            raise RendezvousError("no one is awaited any more")
         claim = handshake.respond(connection, place.secret, place.job, place.rank, place.epoch, until)
+        if not place.rank < claim.sender < place.size:
+            raise RendezvousError(f"rank {claim.sender} of {place.size} connected to rank {place.rank}")
         _finish(claim.sender, _Purpose(claim.purpose), connection, arena_fd, formation, until)
-    except (RendezvousError, ValueError) as error:
+    except (RendezvousError, OSError, ValueError) as error:
         connection.close()
         log.debug("rank %d turned a connection away: %s", place.rank, error)
+    finally:
+        formation.welcomed(connection)
 
 
 def _finish(
@@ -260,6 +291,7 @@ def _finish(
         if not fds:
             raise RendezvousError(f"rank {peer} closed the connection instead of sending its arena")
         arena = fds[0]
+        os.set_inheritable(arena, False)
     else:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     formation.add(peer, purpose, connection, arena)
@@ -310,12 +342,24 @@ def _shown(address: str | tuple[str, int]) -> str:
     return "its Unix socket" if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
-def _await_higher(place: Place, peers: Sequence[dict[str, object]], formation: _Formation, deadline: float) -> None:
+def _await_higher(
+    place: Place,
+    store: StoreClient,
+    peers: Sequence[dict[str, object]],
+    formation: _Formation,
+    deadline: float,
+) -> None:
     higher = range(place.rank + 1, place.size)
+    while True:
+        left = max(deadline - time.monotonic(), 0.0)
+        with formation.changed:
+            if formation.changed.wait_for(lambda: all(formation.complete(r) for r in higher), min(left, 1.0)):
+                return
+        failure = store.get(_failure_key(place), 0.0)
+        if failure is not None:
+            raise RendezvousError(failure.decode())
+        if left == 0:
+            break
     with formation.changed:
-        if formation.changed.wait_for(
-            lambda: all(formation.complete(r) for r in higher), max(deadline - time.monotonic(), 0)
-        ):
-            return
         missing = ", ".join(f"{r} on {peers[r]['host']}" for r in higher if not formation.complete(r))
     raise RendezvousError(f"rank {place.rank} was not reached in time by rank {missing}")

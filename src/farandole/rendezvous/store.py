@@ -10,6 +10,7 @@ server until someone sets it or the time is over.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import socket
 import struct
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("farandole")
 
 _HEAD: Final = struct.Struct("<BHId")
+_LARGEST_KEY: Final = 0xFFFF
 _LARGEST_VALUE: Final = 16 << 20
 _MOST_CONNECTIONS: Final = 4096
 _HANDSHAKE_SECONDS: Final = 5.0
@@ -60,6 +62,8 @@ def _receive(connection: socket.socket, deadline: float) -> tuple[_Op, str, byte
     if value_bytes > _LARGEST_VALUE:
         raise RendezvousError(f"a store message of {value_bytes} bytes is over the limit of {_LARGEST_VALUE}")
     body = handshake.receive_exactly(connection, key_bytes + value_bytes, deadline)
+    if math.isnan(seconds):
+        raise RendezvousError("a store message is not well-formed: it waits for NaN seconds")
     try:
         return _Op(op), body[:key_bytes].decode(), body[key_bytes:], seconds
     except ValueError as error:
@@ -117,8 +121,11 @@ class StoreServer:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed; or this one connection failed, or no descriptor is free just now
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closed, 0.05):
+                        return
+                continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="farandole-store", daemon=True)
             with self._changed:
                 if self._closed or len(self._connections) >= _MOST_CONNECTIONS:
@@ -160,10 +167,12 @@ class StoreServer:
             raise RendezvousError(f"unexpected operation {op}")
 
     def _stranger(self, error: RendezvousError) -> None:
+        if not isinstance(error, AuthenticationError):
+            return  # a rank that died, or a port scan
         with self._changed:
             self._strangers += 1
             first = self._strangers == 1 and not self._closed
-        if first and isinstance(error, AuthenticationError):
+        if first:
             log.warning("someone who is not a rank of this job connected to its store and was turned away: %s", error)
 
 
@@ -175,12 +184,12 @@ class StoreClient:
         self.address = place.store_address
         host, _, port = self.address.rpartition(":")
         self._lock = threading.Lock()
-        if not host or not port.isdecimal():
+        if not host or not port.isdecimal() or len(port) > 5:
             raise RendezvousError(f"the store's address {self.address!r} is not host:port")
         try:
             seconds = max(deadline - time.monotonic(), 0.001)
             self._connection = socket.create_connection((host.strip("[]"), int(port)), seconds)
-        except OSError as error:
+        except (OSError, ValueError, OverflowError) as error:  # the last two: a name or a port that cannot be
             raise RendezvousError(f"rank {place.rank} cannot reach the store at {self.address}: {error}") from None
         try:
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -189,6 +198,9 @@ class StoreClient:
         except RendezvousError as error:
             self._connection.close()
             raise type(error)(f"the store at {self.address}: {error}") from None
+        except BaseException:
+            self._connection.close()
+            raise
 
     def set(self, key: str, value: bytes, deadline: float) -> None:
         """Publish a value. RendezvousError at the deadline."""
@@ -204,10 +216,15 @@ class StoreClient:
         self._connection.close()
 
     def _ask(self, op: _Op, key: str, value: bytes, seconds: float, deadline: float) -> tuple[_Op, bytes]:
+        about = f"the store at {self.address}, key {key!r}"
+        if len(key.encode()) > _LARGEST_KEY or len(value) > _LARGEST_VALUE:
+            limit = f"at most {_LARGEST_KEY} bytes of key and {_LARGEST_VALUE} of value"
+            raise RendezvousError(f"{about[:200]}: {limit} fit, not {len(key.encode())} and {len(value)}")
         with self._lock:
             try:
                 _send(self._connection, op, key, value, seconds, deadline)
                 answer, _, found, _ = _receive(self._connection, deadline)
             except RendezvousError as error:
-                raise RendezvousError(f"the store at {self.address}, key {key!r}: {error}") from None
+                self._connection.close()  # a late answer must not be taken for that to the next question
+                raise RendezvousError(f"{about}: {error}") from None
         return answer, found
