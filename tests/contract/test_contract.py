@@ -69,6 +69,7 @@ def test_sizes(ranks: Callable[..., list[object]], transport: str, n: int) -> No
     ranks(2, body, transport)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(("size", "transport"), [(2, "shm"), (3, "shm"), (3, "tcp")])
 def test_processes(process_worlds: ProcessWorlds, size: int, transport: str, case: str) -> None:

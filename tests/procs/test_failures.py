@@ -11,6 +11,7 @@ import pytest
 from tests.procs.jobs import Job, run, script
 
 TRANSPORTS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+pytestmark = pytest.mark.slow
 
 # Rank 1 does `deed`; the others want an allreduce of `count` numbers and tell what they got.
 STORY = """

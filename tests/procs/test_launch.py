@@ -13,6 +13,7 @@ import pytest
 from tests.procs.jobs import Job, run, script
 
 PYTHON = sys.executable
+pytestmark = pytest.mark.slow
 
 
 def test_every_rank_runs_and_is_told_its_place(tmp_path: Path) -> None:
