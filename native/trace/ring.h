@@ -1,5 +1,6 @@
 // The last operations of this rank: a ring of fixed-size events and a few counters. Formats nothing; written by whoever drives the engine.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace farandole {
 
-enum class Phase : uint8_t { submit, agree, run, done, fail };
-inline constexpr const char* phase_names[] = {"submit", "agree", "run", "done", "fail"};
+enum class Phase : uint8_t { submit, run, done, fail };
+inline constexpr const char* phase_names[] = {"submit", "run", "done", "fail"};
 
 struct Event {
   int64_t time_ns;        // steady clock

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import socket
 import sys
@@ -398,7 +399,9 @@ def init() -> World:
     global _default
     with _lock:
         if _default is None:
-            _default = connect(detect.detect(os.environ), config.load(os.environ))
+            options = config.load(os.environ)
+            _show_messages(options.log_level)
+            _default = connect(detect.detect(os.environ), options)
             _report_failures()
     return _default
 
@@ -422,6 +425,15 @@ def shutdown() -> None:
         if _default is not None:
             _default.shutdown()
             _default = None
+
+
+def _show_messages(level: str) -> None:
+    log = logging.getLogger("farandole")
+    log.setLevel(level.upper())
+    if not log.hasHandlers():  # an application that has set up logging keeps its own
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("farandole: %(levelname)s: %(message)s"))
+        log.addHandler(handler)
 
 
 _hooked = False
