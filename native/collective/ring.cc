@@ -143,7 +143,7 @@ void reducescatter(const Context& c, const void* input, void* output, const std:
     in.add(work.data() + starts[received], starts[received + 1] - starts[received]);
   }
   stream(c, out, in, counts[before(me, 1, n)] * item, n - 1, r);
-  std::memcpy(output, work.data() + starts[me], counts[me] * item);
+  if (counts[me]) std::memcpy(output, work.data() + starts[me], counts[me] * item);  // output may be null where nothing belongs to this member
 }
 
 void allgather(const Context& c, const void* input, void* output, const std::vector<size_t>& bytes) {

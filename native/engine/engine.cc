@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/wire.h"
+#include "kernels/kernels.h"
 
 namespace farandole {
 namespace {
@@ -250,6 +251,11 @@ void Engine::accept(Operation o) {
   if (in_flight_.count(key))
     return finish(o, {Code::invalid, quoted(r) + ": a request with this name is still in flight; wait for it or choose another name", {mesh_->rank}});
 
+  // What the kernels cannot do is refused before anyone waits for it.
+  if (r.refusal.empty() && (r.kind == Kind::allreduce || r.kind == Kind::reducescatter)) {
+    if (const char* why = kernels::why_not(r.dtype, r.op)) r.refusal = why;
+    if (r.kind == Kind::reducescatter && r.op == ReduceOp::adasum) r.refusal = "reducescatter has no Adasum";
+  }
   Announcement a{r, {}, seconds()};
   if (carries_payload(r, mesh_->rank, options_.small_bytes)) a.payload.assign(static_cast<const char*>(o.input), r.bytes());
   if (r.kind == Kind::join) joined_.insert(r.process_set);

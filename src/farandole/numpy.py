@@ -152,6 +152,7 @@ alltoall_async = _default.alltoall_async
 reducescatter = _default.reducescatter
 reducescatter_async = _default.reducescatter_async
 barrier = _default.barrier
+join = _default.join
 poll = _default.poll
 synchronize = _default.synchronize
 
@@ -193,6 +194,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "ops",

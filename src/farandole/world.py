@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import operator
 import os
 import socket
 import sys
@@ -316,9 +317,9 @@ class World:
             _DTYPES[dtype][0],
             _OPS[op],
             shape if isinstance(shape, tuple) else tuple(shape),
-            root,
-            prescale,
-            postscale,
+            operator.index(root),
+            float(prescale),
+            float(postscale),
             tuple(splits),
             input,
             output,

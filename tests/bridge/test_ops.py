@@ -21,12 +21,6 @@ def test_op_names(op: int | str, name: str) -> None:
     assert op_name(op) == name
 
 
-@pytest.mark.parametrize("op", [fd.Adasum, "adasum"])
-def test_adasum_says_what_there_is(op: int | str) -> None:
-    with pytest.raises(ValueError, match="Adasum is not supported: use Average, Sum, Min, Max or Product"):
-        op_name(op)
-
-
 @pytest.mark.parametrize("op", [6, -1, True, "mean", 1.0])
 def test_unknown_ops(op: Any) -> None:
     with pytest.raises(ValueError, match="unknown reduction"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from farandole.bridge.ops import Average, Max, Min, Ops, Product, Sum
+from farandole.bridge.ops import Adasum, Average, Max, Min, Ops, Product, Sum
 from farandole.errors import MismatchError
 from tests.contract.libraries import Library
 
@@ -113,6 +113,29 @@ def allreduce_factors(r: Rank, dtype: str, n: int) -> None:
         return
     got = r.ops.allreduce(r.tensor(dtype, n), op=Sum, prescale_factor=2.0, postscale_factor=3.0)
     r.same(got, combine(Sum, r.all_values(dtype, n)) * np.asarray(6).astype(r.values(dtype, 1).dtype))
+
+
+def adaptive_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of two vectors, in float64."""
+    aa, bb, ab = a @ a, b @ b, a @ b
+    return a * (1 - (ab / (2 * aa) if aa else 0)) + b * (1 - (ab / (2 * bb) if bb else 0))
+
+
+@case
+def adasum(r: Rank, dtype: str, n: int) -> None:
+    """Pairs, then pairs of pairs; ranks above the largest power of two are added to a partner first."""
+    if dtype not in FLOATS:
+        return
+    values = [v.astype("float64") for v in r.all_values(dtype, n)]
+    core = 1 << (r.size.bit_length() - 1)
+    for extra in range(core, r.size):
+        values[extra - core] = adaptive_sum(values[extra - core], values[extra])
+    values = values[:core]
+    while len(values) > 1:
+        values = [adaptive_sum(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    got = r.library.read(r.ops.allreduce(r.tensor(dtype, n), op=Adasum)).astype("float64")
+    rough = {"float16": 2e-2, "bfloat16": 1e-1, "float32": 1e-4}.get(dtype, 1e-10)
+    np.testing.assert_allclose(got, values[0], rtol=rough, atol=rough)
 
 
 @case
@@ -226,20 +249,30 @@ def mismatch(r: Rank, dtype: str, n: int) -> None:
 
 @case
 def refusal(r: Rank, dtype: str, n: int) -> None:
-    """Local misuse on one rank is a ValueError there and a MismatchError with the reason elsewhere."""
+    """Local misuse on one rank is an error there and a MismatchError with the reason elsewhere."""
     odd = r.rank == r.size - 1
-    try:
-        if odd:
-            r.ops.alltoall(r.tensor(dtype, r.size), splits=[-1] * r.size, name="bad")
+    two: Any = "two" if odd else 2.0
+    half: Any = 0.5 if odd else 0
+    attempts = {
+        "negative": lambda: r.ops.alltoall(r.tensor(dtype, r.size), splits=[-1 if odd else 1] * r.size, name="r.1"),
+        "could not convert": lambda: r.ops.allreduce(r.tensor(dtype, n), name="r.2", op=Sum, prescale_factor=two),
+        "root rank 99": lambda: r.ops.broadcast(r.tensor(dtype, n), 99 if odd else 0, name="r.3"),
+        "0.5": lambda: r.ops.broadcast(r.tensor(dtype, n), half, name="r.4"),
+        "expected a tensor": lambda: r.ops.allreduce("x" if odd else r.tensor(dtype, n), name="r.5", op=Sum),
+        "no rows": lambda: r.ops.allgather(
+            r.library.make(np.array(1), dtype) if odd else r.tensor(dtype, n), name="r.6"
+        ),
+    }
+    for reason, attempt in attempts.items():
+        try:
+            attempt()
+        except MismatchError as error:
+            assert not odd and reason in str(error), error
+        except (ValueError, TypeError) as error:
+            assert odd and reason in str(error), error
         else:
-            r.ops.alltoall(r.tensor(dtype, r.size), splits=[1] * r.size, name="bad")
-    except MismatchError as error:
-        assert not odd and "negative" in str(error), error
-    except ValueError as error:
-        assert odd and "negative" in str(error), error
-    else:
-        raise AssertionError("no error for bad splits")
-    allreduce_sum(r, dtype, n)
+            raise AssertionError(f"no error: {reason}")
+        allreduce_sum(r, dtype, n)
 
 
 @case
@@ -261,14 +294,13 @@ def process_sets(r: Rank, dtype: str, n: int) -> None:
 @case
 def join(r: Rank, dtype: str, n: int) -> None:
     """Rank k has k steps of data and then joins; the others' sums go on without it."""
-    world = r.ops.world
     for step in range(r.rank):
         handles = [r.ops.allreduce_async(r.tensor(dtype, n + i), op=Sum, name=f"join.{step}.{i}") for i in range(3)]
         for i, handle in enumerate(handles):
             zeros = [np.zeros_like(r.values(dtype, n + i))] * (step + 1)
             rest = [r.values(dtype, n + i, k) for k in range(step + 1, r.size)]
             r.same(r.ops.synchronize(handle), combine(Sum, zeros + rest))
-    assert world.join() == r.size - 1
+    assert r.ops.join() == r.size - 1
     r.ops.barrier()
 
 

@@ -680,7 +680,7 @@ def test_a_lost_rank_is_an_error_in_step(ranks: Ranks) -> None:
     ("options", "text"),
     [
         ({"op": fd.Min}, "expected Average or Sum"),
-        ({"op": fd.Adasum}, "Adasum is not supported"),
+        ({"op": fd.Adasum}, "op is adasum, expected Average or Sum"),
         ({"backward_passes_per_step": 0}, "must be positive, not 0"),
         ({"gradient_predivide_factor": 2.0, "op": fd.Sum}, "needs op=Average"),
         ({"gradient_predivide_factor": 0.0}, "must be positive"),

@@ -131,14 +131,10 @@ def number(world: World, process_set: int) -> int:
 
 
 def op_name(op: int | str) -> str:
-    """The engine's word for a reduction given as `Sum` or "sum". ValueError for anything else, and for
-    Adasum.
-    """
+    """The engine's word for a reduction given as `Sum` or "sum". ValueError for anything else."""
     name = _OP_NAMES.get(op.lower() if isinstance(op, str) else op)
     if name is None or isinstance(op, bool | float):  # True == 1
-        raise ValueError(f"unknown reduction {op!r}: expected Average, Sum, Min, Max or Product")
-    if name == "adasum":
-        raise ValueError("Adasum is not supported: use Average, Sum, Min, Max or Product")
+        raise ValueError(f"unknown reduction {op!r}: expected Average, Sum, Adasum, Min, Max or Product")
     return name
 
 
@@ -203,9 +199,9 @@ class Ops(Generic[T]):
     ) -> T:
         """Reduce a tensor of equal shape and dtype over all ranks; returns a new tensor.
 
-        op: Average (the default), Sum, Min, Max or Product. `average=True/False` is the old spelling of
-            Average/Sum. float16 and bfloat16 are summed in float32 and rounded once inside a host; integers
-            are averaged with truncation toward zero; for bool Sum and Max are OR, Product and Min are AND.
+        op: Average (the default), Sum, Adasum (of float tensors), Min, Max or Product. `average=True/False` is the
+            old spelling of Average/Sum. float16 and bfloat16 are summed in float32 and rounded once inside a host;
+            integers are averaged with truncation toward zero; for bool Sum and Max are OR, Product and Min are AND.
         prescale_factor, postscale_factor: multiplied in before and after the reduction, equal on all ranks.
         compression: the form in which the tensor travels.
         """
@@ -467,6 +463,15 @@ class Ops(Generic[T]):
             "barrier", name=call.name, process_set=call.process_set, dtype="uint8", shape=(), sync=True
         ).wait()
 
+    def join(self, process_set: Members = None) -> int:
+        """Say that this rank has no more data, and wait until all ranks of the set have said so.
+
+        Until then the others may go on with allreduces, to which this rank contributes zeros (an average still divides
+        by the size of the set); any other operation of theirs fails with MismatchError. Returns the rank that joined
+        last.
+        """
+        return self._call("join", "", process_set).world.join(self.members(process_set))
+
     @staticmethod
     def poll(handle: Handle[Any]) -> bool:
         """True when `synchronize(handle)` would not block."""
@@ -506,7 +511,9 @@ class Ops(Generic[T]):
         text = f"{call.name}: {error}"
         for name in names or (call.name,):
             call.world.submit(call.kind, name=name, process_set=call.process_set, dtype="uint8", shape=(), refusal=text)
-        raise type(error)(text) from None
+        if type(error) in (ValueError, TypeError):
+            raise type(error)(text) from None
+        raise error
 
     def _check(self, tensor: T, op: int | str | None = None) -> tuple[str, str]:
         """(dtype, op name) of a request, or ValueError/TypeError."""
@@ -518,6 +525,8 @@ class Ops(Generic[T]):
         name = op_name(op)
         if dtype in _NOT_REDUCIBLE or (dtype in _NOT_ORDERED and name in ("min", "max")):
             raise ValueError(f"{dtype} has no {name}; convert the tensor first")
+        if name == "adasum" and "float" not in dtype:
+            raise ValueError(f"Adasum needs a float dtype, not {dtype}")
         return dtype, name
 
     def _check_writable(self, tensor: T) -> None:
@@ -598,17 +607,17 @@ class Ops(Generic[T]):
         call = self._call("allreduce", name, process_set)
         try:
             fields, finish = self._reduction(tensor, compression, self._choose(average, op), in_place)
-        except (ValueError, TypeError) as error:
+            pending = call.world.submit(
+                "allreduce",
+                name=call.name,
+                process_set=call.process_set,
+                prescale=prescale,
+                postscale=postscale,
+                sync=sync,
+                **fields,
+            )
+        except Exception as error:
             self._refuse(call, error)
-        pending = call.world.submit(
-            "allreduce",
-            name=call.name,
-            process_set=call.process_set,
-            prescale=prescale,
-            postscale=postscale,
-            sync=sync,
-            **fields,
-        )
         return Handle(call.base, (pending,), finish)
 
     def _grouped_allreduce(
@@ -642,9 +651,9 @@ class Ops(Generic[T]):
                 )
                 requests.append(fields)
                 finishes.append(finish)
-        except (ValueError, TypeError) as error:
+            pending = call.world.submit_group(requests) if requests else ()
+        except Exception as error:
             self._refuse(call, error, names)
-        pending = call.world.submit_group(requests) if requests else ()
         return Handle(call.base, pending, lambda: [finish() for finish in finishes])
 
     def _allgather(
@@ -656,19 +665,19 @@ class Ops(Generic[T]):
         try:
             dtype, _ = self._check(tensor)
             self._rows(tensor)
-        except (ValueError, TypeError) as error:
+            source = adapter.host(tensor)
+            pending = call.world.submit(
+                "allgather",
+                name=call.name,
+                process_set=call.process_set,
+                dtype=dtype,
+                shape=adapter.shape(source),
+                input=adapter.address(source),
+                keep=source,
+                sync=sync,
+            )
+        except Exception as error:
             self._refuse(call, error)
-        source = adapter.host(tensor)
-        pending = call.world.submit(
-            "allgather",
-            name=call.name,
-            process_set=call.process_set,
-            dtype=dtype,
-            shape=adapter.shape(source),
-            input=adapter.address(source),
-            keep=source,
-            sync=sync,
-        )
 
         def finish() -> tuple[T, tuple[int, ...]]:
             result = adapter.from_bytes(pending.output(), dtype, pending.shape())
@@ -693,23 +702,23 @@ class Ops(Generic[T]):
                 raise ValueError(f"root rank {root_rank} is not among the ranks {call.process_set.ranks}")
             if in_place:
                 self._check_writable(tensor)
-        except (ValueError, TypeError) as error:
+            source = adapter.host(tensor)
+            copied = source is not tensor
+            result = source if in_place or copied else adapter.empty(source, adapter.shape(source))
+            pending = call.world.submit(
+                "broadcast",
+                name=call.name,
+                process_set=call.process_set,
+                dtype=dtype,
+                shape=adapter.shape(source),
+                root=root_rank,
+                input=adapter.address(source),
+                output=adapter.address(result),
+                keep=(source, result),
+                sync=sync,
+            )
+        except Exception as error:
             self._refuse(call, error)
-        source = adapter.host(tensor)
-        copied = source is not tensor
-        result = source if in_place or copied else adapter.empty(source, adapter.shape(source))
-        pending = call.world.submit(
-            "broadcast",
-            name=call.name,
-            process_set=call.process_set,
-            dtype=dtype,
-            shape=adapter.shape(source),
-            root=root_rank,
-            input=adapter.address(source),
-            output=adapter.address(result),
-            keep=(source, result),
-            sync=sync,
-        )
 
         def finish() -> T:
             if in_place:
@@ -732,20 +741,20 @@ class Ops(Generic[T]):
         try:
             dtype, _ = self._check(tensor)
             rows_to = self._splits(splits, self._rows(tensor), call.process_set.size())
-        except (ValueError, TypeError) as error:
+            source = adapter.host(tensor)
+            pending = call.world.submit(
+                "alltoall",
+                name=call.name,
+                process_set=call.process_set,
+                dtype=dtype,
+                shape=adapter.shape(source),
+                splits=rows_to,
+                input=adapter.address(source),
+                keep=source,
+                sync=sync,
+            )
+        except Exception as error:
             self._refuse(call, error)
-        source = adapter.host(tensor)
-        pending = call.world.submit(
-            "alltoall",
-            name=call.name,
-            process_set=call.process_set,
-            dtype=dtype,
-            shape=adapter.shape(source),
-            splits=rows_to,
-            input=adapter.address(source),
-            keep=source,
-            sync=sync,
-        )
 
         def finish() -> tuple[T, T]:
             result = adapter.from_bytes(pending.output(), dtype, pending.shape())
@@ -794,27 +803,29 @@ class Ops(Generic[T]):
             small, context = (tensor, None) if compression is None else compression.compress(tensor)
             dtype, op_text = self._check(small, op)
             rows = self._rows(small)
-        except (ValueError, TypeError) as error:
+            if op_text == "adasum":
+                raise ValueError("reducescatter has no Adasum: use allreduce, or Average or Sum")
+            source = adapter.host(small)
+            shape = adapter.shape(source)
+            size = call.process_set.size()
+            mine = rows // size + (call.process_set.rank() < rows % size)
+            result = adapter.empty(source, (mine, *shape[1:]))
+            pending = call.world.submit(
+                "reducescatter",
+                name=call.name,
+                process_set=call.process_set,
+                dtype=dtype,
+                op=op_text,
+                shape=shape,
+                prescale=prescale,
+                postscale=postscale,
+                input=adapter.address(source),
+                output=adapter.address(result),
+                keep=(source, result),
+                sync=sync,
+            )
+        except Exception as error:
             self._refuse(call, error)
-        source = adapter.host(small)
-        shape = adapter.shape(source)
-        size = call.process_set.size()
-        mine = rows // size + (call.process_set.rank() < rows % size)
-        result = adapter.empty(source, (mine, *shape[1:]))
-        pending = call.world.submit(
-            "reducescatter",
-            name=call.name,
-            process_set=call.process_set,
-            dtype=dtype,
-            op=op_text,
-            shape=shape,
-            prescale=prescale,
-            postscale=postscale,
-            input=adapter.address(source),
-            output=adapter.address(result),
-            keep=(source, result),
-            sync=sync,
-        )
 
         def finish() -> T:
             delivered = adapter.deliver(result, tensor)

@@ -155,7 +155,7 @@ class _Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         if ctx.op == "product":
             raise RuntimeError("allreduce with op=Product has no gradient")
-        op = ctx.op if ctx.op == "average" else "sum"
+        op = ctx.op if ctx.op in ("average", "adasum") else "sum"
         prescale, postscale = ctx.factors
         name = f"{ctx.name}.gradient"
         settings = (ctx.compression, op, prescale, postscale, ctx.process_set)
