@@ -102,7 +102,7 @@ void stream(const Context& c, Track& out, Track& in, size_t lead, size_t reduced
 // The own contribution, prescaled once, where the ring will add to it.
 void lay_out(const void* input, void* output, size_t elements, const Reduction& r, double post) {
   if (r.pre == 1 && post == 1) {
-    if (input != output) std::memcpy(output, input, elements * info(r.dtype).bytes);
+    if (elements && input != output) std::memcpy(output, input, elements * info(r.dtype).bytes);
   } else {
     kernels::reduce(r.dtype, r.op, &input, 1, &output, 1, elements, r.pre, post);
   }
@@ -143,7 +143,7 @@ void reducescatter(const Context& c, const void* input, void* output, const std:
     in.add(work.data() + starts[received], starts[received + 1] - starts[received]);
   }
   stream(c, out, in, counts[before(me, 1, n)] * item, n - 1, r);
-  if (counts[me]) std::memcpy(output, work.data() + starts[me], counts[me] * item);  // output may be null where nothing belongs to this member
+  if (counts[me]) std::memcpy(output, work.data() + starts[me], counts[me] * item);
 }
 
 void allgather(const Context& c, const void* input, void* output, const std::vector<size_t>& bytes) {

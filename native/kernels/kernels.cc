@@ -13,10 +13,7 @@ struct Chosen {
     fill_baseline(table);
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("x86-64-v4")) {
-      fill_v4(table);
-      name = "x86-64-v4";
-    } else if (__builtin_cpu_supports("x86-64-v3")) {
+    if (__builtin_cpu_supports("x86-64-v3")) {
       fill_v3(table);
       name = "x86-64-v3";
     }

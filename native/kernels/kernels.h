@@ -22,7 +22,7 @@ const char* why_not(Dtype dtype, ReduceOp op);
 void dots(Dtype dtype, const void* a, const void* b, size_t count, double result[3]);
 void blend(Dtype dtype, const void* a, const void* b, void* out, size_t count, double of_a, double of_b);
 
-// Name of the instruction set the table uses on this machine ("x86-64-v4", "x86-64-v3", "baseline").
+// Name of the instruction set the table uses on this machine ("x86-64-v3" or "baseline").
 const char* instruction_set();
 
 }  // namespace farandole::kernels

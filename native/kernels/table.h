@@ -19,7 +19,6 @@ struct Table {
 void fill_baseline(Table& table);
 #if defined(__x86_64__)
 void fill_v3(Table& table);  // AVX2, F16C
-void fill_v4(Table& table);  // AVX-512
 #endif
 
 }  // namespace farandole::kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, LaunchError) as error:
         print(f"farandole: {error}", file=sys.stderr)
         return getattr(error, "code", _USAGE_ERROR)
+    except KeyboardInterrupt:  # before the job has begun
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # `farandole config | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter would complain when it flushes
+        return 128 + signal.SIGPIPE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,5 +125,5 @@ def _config(a: argparse.Namespace) -> int:
     for option in config.OPTIONS:
         value, unit = getattr(values, option.name), f" {option.unit}" if option.unit else ""
         was = f" [{option.horovod}]" if option.horovod else ""
-        print(f"{option.env}={value}{unit}\n    {option.help}{was}")
+        print(f"{option.env}={value}{unit}\n    {option.help}{was}", flush=True)
     return 0

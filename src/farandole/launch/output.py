@@ -2,38 +2,87 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
 import time
 from collections import deque
-from typing import BinaryIO, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 # A line ends with \n, or with \r: then it is one that will be drawn again.
 _LINE: Final = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 _HOLD_SECONDS: Final = 0.2  # how long an unfinished line may wait for its end
+_WRITE_BYTES: Final = 4096  # a pipe that says it can be written to takes this much without blocking
+_STALL_SECONDS: Final = 0.1  # how often a write that waits for a slow reader looks up
+
+
+@dataclass
+class _Cursor:
+    """Where a terminal, a pipe or a file stands."""
+
+    source: Prefixer | None = None  # whose line is not finished: the cursor stands in or before it
+    text: bool = False  # it stands in it
+
+
+class NobodyReadsError(Exception):
+    """What is written can no longer reach anyone."""
 
 
 class Screen:
-    """Where several ranks' lines go: our stdout or stderr."""
+    """Where several ranks' lines go: our stdout or stderr.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    beside: another screen; when both lead to the same place (a terminal, `2>&1`), they share its cursor.
+    stalled: called again and again while a reader takes nothing; raises NobodyReadsError to give up on it.
+    """
+
+    def __init__(
+        self, descriptor: int, beside: Screen | None = None, stalled: Callable[[], None] = lambda: None
+    ) -> None:
+        self._descriptor, self._stalled = descriptor, stalled
         self._terminal = os.isatty(descriptor)
-        self._open: Prefixer | None = None  # whose line is not finished: the cursor stands in or before it
-        self._open_text = False
+        together = beside is not None and os.path.sameopenfile(beside._descriptor, descriptor)
+        self._cursor: _Cursor = beside._cursor if beside is not None and together else _Cursor()
+        self._lost = False
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
 
     def show(self, source: Prefixer, data: bytes) -> None:
-        """Whole lines, or a piece of one. Raises BrokenPipeError when nobody reads any more."""
-        if self._open is not None and self._open is not source:
+        """Whole lines, or a piece of one. Raises NobodyReadsError once; what follows is dropped."""
+        at = self._cursor
+        if at.source is not None and at.source is not source:
             # Another rank's unfinished line, or on a terminal its progress bar, stays visible: go below it.
-            if self._open_text or self._terminal:
+            if at.text or self._terminal:
                 data = b"\n" + data
-            self._open.interrupted()
+            at.source.interrupted()
         unfinished = not data.endswith((b"\n", b"\r"))
-        self._open = source if unfinished or data.endswith(b"\r") else None
-        self._open_text = unfinished
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        at.source = source if unfinished or data.endswith(b"\r") else None
+        at.text = unfinished
+        self.write(data)
+
+    def write(self, data: bytes) -> None:
+        """As it is. Raises as `show`; OSError when the place cannot take it (a full disk)."""
+        rest = memoryview(data)
+        try:
+            while rest and not self._lost:
+                if not self._poll.poll(_STALL_SECONDS * 1000):
+                    self._stalled()
+                    continue
+                try:
+                    rest = rest[os.write(self._descriptor, rest[:_WRITE_BYTES]) :]
+                except BlockingIOError:
+                    continue  # someone made it non-blocking and took the room between our look and our write
+        except NobodyReadsError:
+            self._lost = True
+            raise
+        except OSError as error:
+            self._lost = True
+            if error.errno in (errno.EPIPE, errno.EIO):  # a closed pipe, a terminal that was closed
+                raise NobodyReadsError from None
+            raise
 
 
 class Prefixer:
@@ -55,14 +104,13 @@ class Prefixer:
         """
         self._remember(data)
         if not self._prefix and not self._timestamps:
-            self._screen.show(self, data)
+            self._screen.write(data)
             return
+        fresh = max(data.rfind(b"\n"), data.rfind(b"\r"))  # where the last finished line ends
+        end = len(self._held) + fresh + 1 if fresh >= 0 else 0
         data = self._held + data
-        end = 0
-        shown = []
-        for match in _LINE.finditer(data):
-            shown.append(self._line(match.group()))
-            end = match.end()
+        # Only as far as lines end: the pattern would look again and again for the end of an unfinished one.
+        shown = [self._line(match.group()) for match in _LINE.finditer(data, 0, end)]
         if not self._held or end:
             self._held_since = time.monotonic()
         self._held = data[end:]
@@ -116,13 +164,14 @@ class Prefixer:
 
 
 class LogFile:
-    """One rank's stream, untouched, in a file."""
+    """One rank's stream, untouched, in a new file. Its methods raise OSError."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def feed(self, data: bytes) -> None:
-        self._file.write(data)
+        while data:
+            data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)

@@ -15,22 +15,25 @@ from types import FrameType
 from typing import Any, Final
 
 from farandole.errors import LaunchError
-from farandole.launch.output import LogFile, Prefixer, Screen
+from farandole.launch.output import LogFile, NobodyReadsError, Prefixer, Screen
 from farandole.launch.plan import Slot
-from farandole.launch.spawn.local import LocalJob, LocalSpawner
+from farandole.launch.spawn.local import CommandError, LocalJob, LocalSpawner
 from farandole.rendezvous.store import StoreServer, new_job_id, new_secret
 
 _READ_BYTES: Final = 1 << 16
-# After a first failure the others get this long to see it themselves and to say what they think.
-_LAST_WORDS_SECONDS: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a job is run. grace_s: from a polite end to SIGKILL."""
+    """How a job is run.
+
+    grace_s: from a polite end to SIGKILL. last_words_s: after a first failure the others get this long to see it
+    themselves and to say what they think.
+    """
 
     grace_s: float = 5.0
+    last_words_s: float = 1.0
     prefix: bool = True
     timestamps: bool = False
     log_dir: Path | None = None
@@ -48,7 +51,18 @@ class _Rank:
 
 def run(command: Sequence[str], slots: Sequence[Slot], options: Options, environ: Mapping[str, str]) -> int:
     """Run the command once per slot and wait for all. Returns the job's exit code; LaunchError when it cannot start."""
+    for descriptor in (0, 1, 2):  # `>&-`: else a pipe or socket of ours would take the place of our output
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     return _Supervisor(command, slots, options, environ).run()
+
+
+class OutputError(LaunchError):
+    """Output has nowhere to go, so the job was ended."""
+
+    code = 1
 
 
 class _Supervisor:
@@ -63,13 +77,20 @@ class _Supervisor:
         self._terminate_at = self._kill_at = float("inf")
         self._pending: list[signal.Signals] = []
         self._asked_to_end = False
-        self._broken_pipe = False
+        self._orphans = False  # some child has ended, perhaps one that we inherited
+        self._out = Screen(1, stalled=self._stalled)
+        self._err = Screen(2, self._out, self._stalled)
+        self._own = Prefixer(self._err, b"farandole: ")
 
     def run(self) -> int:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
-        before = {s: signal.signal(s, self._on_signal) for s in _SIGNALS}
+        # A signal that is ignored (nohup, a script's background job) stays so for us. A handler that does nothing,
+        # unlike SIG_IGN, is not inherited by the ranks: in sessions of their own, only who means them reaches them.
+        ignored = {s for s in _SIGNALS if signal.getsignal(s) is signal.SIG_IGN}
+        before = {s: signal.signal(s, _nothing if s in ignored else self._on_signal) for s in _SIGNALS}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, self._on_child)
         old_wakeup = signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         self._selector.register(wake_read, selectors.EVENT_READ, lambda: os.read(wake_read, 4096))
         secret, job = new_secret(), new_job_id()
@@ -96,15 +117,25 @@ class _Supervisor:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._pending.append(signal.Signals(number))
 
+    def _on_child(self, number: int, frame: FrameType | None) -> None:
+        self._orphans = True
+
     def _start(self, spawner: LocalSpawner, address: str, secret: str, job: str) -> None:
-        out, err = Screen(1), Screen(2)
-        if self._options.log_dir:
-            self._options.log_dir.mkdir(parents=True, exist_ok=True)
+        logs = self._options.log_dir
+        if logs:
+            try:
+                logs.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LaunchError(f"--log-dir: cannot make {logs}: {error.strerror}") from None
+        cores = len(os.sched_getaffinity(0))
+        if "OMP_NUM_THREADS" not in {**self._environ, **self._options.environment}:
+            threads = max(1, cores // self._slots[0].local_size)
+            self._say(f"OMP_NUM_THREADS is not set; {threads} for each rank ({cores} cores)", verbose=True)
         for slot in self._slots:
             environment = {
                 "PYTHONUNBUFFERED": "1",
                 # Without a limit every rank would use all cores, and N ranks would fight over them.
-                "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // slot.local_size)),
+                "OMP_NUM_THREADS": str(max(1, cores // slot.local_size)),
                 **self._environ,
                 **self._options.environment,
                 **slot.environment(),
@@ -118,11 +149,13 @@ class _Supervisor:
             self._ranks.append(rank)
             self._say(f"rank {slot.rank} is process {started.pid}", verbose=True)
             prefix = f"[{slot.rank}] ".encode() if self._options.prefix else b""
-            for pipe, screen, ending in ((started.stdout, out, "out"), (started.stderr, err, "err")):
+            for pipe, screen, ending in ((started.stdout, self._out, "out"), (started.stderr, self._err, "err")):
                 log = None
-                if self._options.log_dir:
-                    path = self._options.log_dir / f"rank.{slot.rank}.{ending}"
-                    log = LogFile(path.open("wb", buffering=0))
+                if logs:
+                    try:
+                        log = LogFile(logs / f"rank.{slot.rank}.{ending}")
+                    except OSError as error:
+                        raise LaunchError(f"--log-dir: cannot write {error.filename}: {error.strerror}") from None
                 stream = (pipe, Prefixer(screen, prefix, self._options.timestamps), log)
                 rank.streams.append(stream)
                 self._selector.register(pipe, selectors.EVENT_READ, lambda s=stream: self._read(*s))
@@ -131,6 +164,9 @@ class _Supervisor:
     def _watch(self, spawner: LocalSpawner) -> None:
         while any(r.code is None for r in self._ranks):
             self._turn(float("inf"))
+            if self._orphans:
+                self._orphans = False
+                spawner.reap()
         spawner.kill_strays()
         # Nobody holds the ranks' pipes any more, so they end; read what is in them.
         deadline = time.monotonic() + 1
@@ -144,12 +180,17 @@ class _Supervisor:
         now = time.monotonic()
         prefixers = [p for r in self._ranks for _, p, _ in r.streams if p.waiting]
         until = min(deadline, self._terminate_at, self._kill_at, now + (0.1 if prefixers else 3600))
-        for key, _ in self._selector.select(max(until - now, 0)):
+        events = self._selector.select(max(until - now, 0))
+        self._attend()  # first: what ends because we are asked to stop is no failure
+        for key, _ in events:
             key.data()
-        while self._pending:
-            self._stop(self._pending.pop(0))
         for prefixer in prefixers:
             self._guarded(prefixer.tick)
+
+    def _attend(self) -> None:
+        """Do what signals and deadlines ask for."""
+        while self._pending:
+            self._stop(self._pending.pop(0))
         now = time.monotonic()
         if now >= self._terminate_at:
             self._terminate_at = float("inf")
@@ -158,13 +199,22 @@ class _Supervisor:
             self._kill_at = float("inf")
             self._signal_all(signal.SIGKILL)
 
+    def _stalled(self) -> None:
+        """Our reader takes nothing (a pager, a stopped terminal). That may last, but not once we are asked to stop."""
+        self._attend()
+        if self._signal is not None and self._kill_at == float("inf"):
+            raise NobodyReadsError
+
     def _read(self, pipe: Any, prefixer: Prefixer, log: LogFile | None) -> None:
         data = os.read(pipe.fileno(), _READ_BYTES)
         if not data:
             self._close_stream(pipe, prefixer, log)
             return
         if log:
-            log.feed(data)
+            try:
+                log.feed(data)
+            except OSError as error:
+                raise OutputError(f"--log-dir: cannot write: {error.strerror}; the job was ended") from None
         self._guarded(lambda: prefixer.feed(data))
 
     def _close_stream(self, pipe: Any, prefixer: Prefixer, log: LogFile | None) -> None:
@@ -177,14 +227,17 @@ class _Supervisor:
         self._guarded(prefixer.close)
 
     def _guarded(self, show: Any) -> None:
-        """Nobody reads our output any more (`| head`): end the job quietly, as any program would."""
-        if self._broken_pipe:
-            return
+        """Nobody reads our output any more (`| head`): end the job quietly, as any program would.
+
+        Unless it is ending anyway: Ctrl-C in `farandole run ... | tee log` ends tee, too; the ranks keep their grace.
+        """
         try:
             show()
-        except BrokenPipeError:
-            self._broken_pipe = True
-            self._stop(signal.SIGPIPE)
+        except NobodyReadsError:
+            if self._signal is None and self._failed is None:
+                self._stop(signal.SIGPIPE)
+        except OSError as error:
+            raise OutputError(f"cannot write the ranks' output: {error.strerror}; the job was ended") from None
 
     def _ended(self, rank: _Rank) -> None:
         self._selector.unregister(rank.job.exit_descriptor)
@@ -195,12 +248,13 @@ class _Supervisor:
         if rank.code != 0 and self._failed is None and self._signal is None:
             self._failed = rank
             now = time.monotonic()
-            self._terminate_at = now + _LAST_WORDS_SECONDS
+            self._terminate_at = now + self._options.last_words_s
             self._kill_at = self._terminate_at + self._options.grace_s
 
     def _stop(self, number: signal.Signals) -> None:
         """Someone wants the job to end. Once is polite, twice is now."""
         if self._signal is not None:
+            self._terminate_at = self._kill_at = float("inf")
             self._signal_all(signal.SIGKILL)
             return
         self._signal = number
@@ -215,12 +269,12 @@ class _Supervisor:
                 rank.job.signal(number)
 
     def _report(self, store: StoreServer) -> int:
-        if self._signal is not None:
+        if self._failed is None:  # a failure before someone stopped the job stays the headline
+            if self._signal is None:
+                return 0
             if self._signal is not signal.SIGPIPE:
                 self._say(f"stopped by {self._signal.name}")
             return 128 + self._signal
-        if self._failed is None:
-            return 0
         rank, reason = self._cause(store)
         lines = rank.streams[1][1].last_lines()
         text = f"rank {rank.slot.rank} (process {rank.job.pid}) {_describe(rank.code)}"
@@ -232,8 +286,8 @@ class _Supervisor:
         self._say(text)
         if lines:
             self._say("its last lines were:")
-            for line in lines:
-                print(f"    {line}", file=sys.stderr)
+            text = "".join(f"    {line}\n" for line in lines)
+            self._guarded(lambda: self._err.write(text.encode(errors="backslashreplace")))
         assert rank.code is not None
         return rank.code if rank.code > 0 else 128 - rank.code if rank.code < 0 else 1
 
@@ -248,13 +302,17 @@ class _Supervisor:
                 told[r.slot.rank] = json.loads(value)
         rank = killed[0] if killed else self._failed
         for culprit in [] if killed else told.get(rank.slot.rank, {}).get("because", [])[:1]:
-            if self._ranks[culprit].code and not self._ranks[culprit].blameless:
+            if 0 <= culprit < len(self._ranks) and self._ranks[culprit].code and not self._ranks[culprit].blameless:
                 rank = self._ranks[culprit]
         return rank, str(told.get(rank.slot.rank, {}).get("text", ""))
 
     def _say(self, text: str, verbose: bool = False) -> None:
-        if (self._options.verbose or not verbose) and not self._broken_pipe:
-            print(f"farandole: {text}", file=sys.stderr, flush=True)
+        if self._options.verbose or not verbose:
+            self._guarded(lambda: self._own.feed(f"{text}\n".encode(errors="backslashreplace")))
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """A signal that is of no interest."""
 
 
 def _describe(code: int | None) -> str:
@@ -277,18 +335,11 @@ def check_command(command: Sequence[str]) -> list[str]:
     name = command[0]
     if name.endswith(".py"):
         if not Path(name).is_file():
-            raise CommandError(f"there is no script {name} in {os.getcwd()}", 127)
+            where = "" if Path(name).is_absolute() else f" in {os.getcwd()}"
+            raise CommandError(f"there is no script {name}{where}", 127)
         return [sys.executable, *command]
     if shutil.which(name) is None:
         if Path(name).exists():
             raise CommandError(f"{name} is not an executable program", 126)
         raise CommandError(f"there is no command {name}", 127)
     return list(command)
-
-
-class CommandError(LaunchError):
-    """The command cannot be run. code: what a shell would return."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code

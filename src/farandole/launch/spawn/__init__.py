@@ -1,1 +1,1 @@
-"""Ways to start a process somewhere. Each gives a job that answers poll, signal, wait and has its output."""
+"""Ways to start a process somewhere. Each gives a job that answers poll and signal, and has its output."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -17,10 +18,24 @@ from farandole.launch.spawn import guard
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+class CommandError(LaunchError):
+    """The command cannot be run. code: what a shell would return."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class LocalSpawner:
-    """Starts jobs and makes sure that none of their processes survives. Use from the main thread."""
+    """Starts jobs and makes sure that none of their processes survives. Use from the main thread.
+
+    For a process that is the launcher and nothing else: what its jobs leave behind is known by being its child.
+    """
 
     def __init__(self) -> None:
+        # Children that are none of ours, as in `exec farandole run ... > >(tee log)`: tee is one.
+        self._foreign = set(_children())
+        self._jobs: set[int] = set()
         # What a rank leaves behind becomes our child instead of init's, so that close() finds it.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._guard = subprocess.Popen(
@@ -28,10 +43,11 @@ class LocalSpawner:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
+            bufsize=0,
         )
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> LocalJob:
-        """Start one process. LaunchError when the command cannot be run."""
+        """Start one process. CommandError when the command cannot be run."""
         try:
             process = subprocess.Popen(
                 command,
@@ -43,17 +59,33 @@ class LocalSpawner:
                 bufsize=0,
             )
         except OSError as error:
-            raise LaunchError(f"cannot run {command[0]}: {error.strerror}") from None
+            code = 127 if error.errno == errno.ENOENT else 126
+            why = error.strerror
+            if error.errno == errno.ENOENT and os.path.exists(command[0]):
+                why = "the interpreter that its first line names does not exist"
+            elif error.errno == errno.ENOEXEC:
+                why = "it is neither a program for this machine nor a script with a #! line"
+            raise CommandError(f"cannot run {command[0]}: {why}", code) from None
+        self._jobs.add(process.pid)
         self._tell("+", process.pid)
         return LocalJob(process, self)
 
     def forget(self, group: int) -> None:
         """A group is gone; its number may be used again."""
+        self._jobs.discard(group)
         self._tell("-", group)
+
+    def reap(self) -> None:
+        """Bury orphans that have become our children and have ended; in a long job there may be many."""
+        for pid in self._ours() - self._jobs:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
 
     def kill_strays(self) -> None:
         """Every job has ended: kill the processes they left behind."""
-        while strays := [pid for pid in _children() if pid != self._guard.pid]:
+        while strays := self._ours():
             for pid in strays:
                 _kill(pid, signal.SIGKILL)
                 try:
@@ -67,10 +99,15 @@ class LocalSpawner:
         self._guard.stdin.close()
         self._guard.wait()
 
+    def _ours(self) -> set[int]:
+        return set(_children()) - self._foreign - {self._guard.pid}
+
     def _tell(self, sign: str, group: int) -> None:
         assert self._guard.stdin
-        self._guard.stdin.write(f"{sign}{group}\n".encode())
-        self._guard.stdin.flush()
+        try:
+            self._guard.stdin.write(f"{sign}{group}\n".encode())
+        except BrokenPipeError:
+            pass  # someone killed the guard; the job is no worse for it
 
 
 class LocalJob:
