@@ -406,6 +406,7 @@ void Engine::run_plan(const Plan& plan) {
     try {
       backend_.run(plan, sets_.at(plan.process_set), operations, start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit)));
     } catch (const LinkLost& lost) {
+      serve_control();  // throws the first cause, where that has been told and this is a consequence
       throw Failure(loss(lost, " during " + quoted(operations[0]->request)));
     }
     Counters& n = trace_.counters;
