@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from farandole.errors import RendezvousError
 from farandole.rendezvous import handshake
+from farandole.rendezvous import links as links_module
 from farandole.rendezvous.detect import Place
 from farandole.rendezvous.handshake import Claim
 from farandole.rendezvous.links import PeerLink, _Formation, _Purpose, _welcome, connect_all
@@ -22,7 +24,9 @@ SECRET, JOB = new_secret(), new_job_id()
 
 
 @pytest.fixture
-def server() -> Iterator[StoreServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
+    """A store, and ranks that look at it often."""
+    monkeypatch.setattr(links_module, "_LOOK_SECONDS", 0.1)
     made = StoreServer(SECRET, JOB)
     yield made
     made.close()
@@ -88,7 +92,7 @@ def test_every_pair_gets_its_link(server: StoreServer, size: int, transport: str
 
 
 def test_the_missing_rank_is_named_everywhere(server: StoreServer) -> None:
-    links, errors = meet(server, 3, "auto", seconds=1.0, absent=1)
+    links, errors = meet(server, 3, "auto", seconds=0.4, absent=1)
     assert links == [[], [], []]
     assert len(errors) == 2
     assert all("2 of 3 ranks are here, missing: 1" in e and "FARANDOLE_START_TIMEOUT_SECONDS" in e for e in errors)
@@ -247,3 +251,137 @@ def test_only_higher_ranks_of_the_world_are_welcome(sender: int) -> None:
         assert ours.recv(1) == b""
     worker.join(10)
     assert not formation.sockets and not formation.welcoming and theirs.fileno() == -1
+
+
+def test_a_silent_address_of_every_rank_costs_its_time_once(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank publishes first an address where connections are taken and nothing is ever said."""
+    silent: list[socket.socket] = []
+
+    def listen(addresses: list[str]) -> socket.socket:
+        while True:
+            real = socket.create_server((addresses[-1], 0), backlog=64)
+            try:
+                silent.append(socket.create_server((addresses[0], real.getsockname()[1]), backlog=64))
+                return real
+            except OSError:  # someone has that port there
+                real.close()
+
+    monkeypatch.setattr(links_module, "_addresses", lambda place, interface: ["127.0.0.2", "127.0.0.1"])
+    monkeypatch.setattr(links_module, "_listen_tcp", listen)
+    monkeypatch.setattr(links_module, "_CONNECT_SECONDS", 0.4)
+    start = time.monotonic()
+    links, errors = meet(server, 6, "tcp")
+    took = time.monotonic() - start
+    for s in silent:
+        s.close()
+    close_all(links)
+    assert not errors and [len(found) for found in links] == [5] * 6
+    assert 0.4 < took < 1.2  # one after another it would be 5 * 0.4 s
+
+
+class Failing:
+    """A listener whose first accept fails."""
+
+    def __init__(self, real: socket.socket) -> None:
+        self._real, self.failed = real, False
+
+    def accept(self) -> object:
+        if not self.failed:
+            self.failed = True
+            raise OSError(24, "Too many open files")
+        return self._real.accept()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+def test_an_accept_that_fails_once_ends_nothing(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen, made = links_module._listen_tcp, []
+
+    def failing(addresses: list[str]) -> Failing:
+        made.append(Failing(listen(addresses)))
+        return made[-1]
+
+    monkeypatch.setattr(links_module, "_listen_tcp", failing)
+    links, errors = meet(server, 3, "tcp")
+    close_all(links)
+    assert not errors and [len(found) for found in links] == [2, 2, 2]
+    assert all(listener.failed for listener in made)
+
+
+def test_a_rank_without_descriptors_tells_the_others(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen, failed = links_module._listen_tcp, threading.Event()
+
+    def fail_once(addresses: list[str]) -> socket.socket:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(24, "Too many open files")
+        return listen(addresses)
+
+    monkeypatch.setattr(links_module, "_listen_tcp", fail_once)
+    links, errors = meet(server, 2, "auto", seconds=20)
+    assert links == [[], []] and len(errors) == 2
+    assert len(set(errors)) == 1 and "cannot open its links" in errors[0] and "Too many open files" in errors[0]
+
+
+def test_strangers_at_a_rank_are_logged_once(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
+    def talk() -> None:
+        for _ in range(3):
+            with socket.create_connection(published(server, 0), 5) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + b" " * 100)
+                stranger.settimeout(5)
+                try:
+                    assert stranger.recv(1) == b""
+                except ConnectionResetError:
+                    pass
+
+    with caplog.at_level(logging.WARNING, "farandole"):
+        meet(server, 2, "tcp", absent=1, seconds=0.5, before=talk)
+    assert len([r for r in caplog.records if "not a rank of this job" in r.getMessage()]) == 1
+
+
+def test_slow_ranks_are_reported_while_they_are_awaited(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(links_module, "_REPORT_SECONDS", 0.15)
+    with caplog.at_level(logging.WARNING, "farandole"):
+        _, errors = meet(server, 4, "auto", seconds=0.5, absent=2)
+    assert len(errors) == 3
+    assert "waiting for ranks: 3 of 4 ranks are here, missing: 2" in {r.getMessage() for r in caplog.records}
+
+
+def test_who_comes_late_is_closed_and_not_kept() -> None:
+    formation = _Formation()
+    formation.end()
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(RendezvousError, match="no one is awaited"):
+        formation.add(1, _Purpose.SHM, ours, os.memfd_create("arena"))
+    assert ours.fileno() == -1 and not [fd for fd in os.listdir("/proc/self/fd") if _memfd(fd)]
+
+
+def test_ranks_listen_only_where_they_are_published() -> None:
+    for addresses, bound in ((["127.0.0.1"], "127.0.0.1"), (["192.0.2.1", "127.0.0.1"], "0.0.0.0")):
+        with links_module._listen_tcp(addresses) as listener:
+            assert listener.getsockname()[0] == bound
+    place = Place(0, 2, 0, 1, 0, 2)
+    assert links_module._addresses(place, "lo") == ["127.0.0.1"]
+    assert links_module._addresses(place, "")[-1] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("peer_sends", "says"), [(b"a", "closed the connection instead of sending"), (b"", "did not exchange|closed")]
+)
+def test_a_peer_without_an_arena_is_no_link(peer_sends: bytes, says: str) -> None:
+    """It has proven itself, and then sends a byte without a descriptor, or nothing."""
+    formation = _Formation()
+    ours, theirs = socket.socketpair()
+    arena = os.memfd_create("mine")
+    with ours, theirs:
+        theirs.sendall(peer_sends)
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(RendezvousError, match=says):
+            links_module._finish(1, _Purpose.SHM, ours, arena, formation, time.monotonic() + 5)
+    os.close(arena)
+    assert not formation.complete(1)

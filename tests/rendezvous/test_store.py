@@ -342,3 +342,37 @@ def test_close_ends_many_who_wait_and_those_who_say_nothing() -> None:
     for client in clients:
         client.close()
     server.close()
+
+
+def test_a_deadline_holds_while_another_thread_waits_for_its_answer(server: StoreServer) -> None:
+    client = StoreClient(place(server), soon())
+    waiting = threading.Thread(target=client.get, args=("slow", 10.0))
+    waiting.start()
+    while not client._lock.locked():
+        time.sleep(0.001)
+    start = time.monotonic()
+    with pytest.raises(RendezvousError, match=r"key 'k': another thread's question"):
+        client.set("k", b"", soon(0.1))
+    assert time.monotonic() - start < 2
+    server.set("slow", b"")
+    waiting.join(10)
+    client.set("k", b"usable", soon())
+    assert server.get("k") == b"usable"
+    client.close()
+
+
+def test_the_store_survives_a_lack_of_threads(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, failed = threading.Thread.start, threading.Event()
+
+    def fail_once(self: threading.Thread) -> None:
+        if self.name == "farandole-store" and not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    with connect(server) as unlucky:
+        unlucky.settimeout(5)
+        assert unlucky.recv(1) == b""
+    StoreClient(place(server), soon()).close()
+    assert failed.is_set()

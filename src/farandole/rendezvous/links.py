@@ -18,10 +18,11 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from farandole.errors import RendezvousError
+from farandole.errors import AuthenticationError, RendezvousError
 from farandole.rendezvous import handshake
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ log = logging.getLogger("farandole")
 PeerLink: TypeAlias = tuple[int, str, list[int], int]
 
 _CONNECT_SECONDS: Final = 3.0  # for one address, when there are several
+_MOST_CONNECTING: Final = 16  # peers at a time: one that is silent at an address delays few others
 _REPORT_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0  # between looks for another rank's failure, while waiting
 _SIOCGIFADDR: Final = 0x8915
+_FD: Final = struct.Struct("@i")  # one descriptor in a control message
 
 
 class _Purpose(IntEnum):
@@ -54,9 +58,16 @@ class _Formation:
         self.arenas: dict[int, int] = {}
         self.welcoming: set[socket.socket] = set()  # accepted, not yet proven
         self.over = False
+        self.strangers = 0
 
     def add(self, peer: int, purpose: _Purpose, connection: socket.socket, arena: int = -1) -> None:
+        """Note a proven connection, in the place of an older one. RendezvousError, and all closed, when it is late."""
         with self.changed:
+            if self.over:
+                connection.close()
+                if arena >= 0:
+                    os.close(arena)
+                raise RendezvousError("no one is awaited any more")
             old = self.sockets.pop((peer, purpose), None)
             if old is not None:
                 old.close()
@@ -77,6 +88,12 @@ class _Formation:
     def welcomed(self, connection: socket.socket) -> None:
         with self.changed:
             self.welcoming.discard(connection)
+
+    def stranger(self) -> bool:
+        """Count someone who is no rank of this job; True for the first."""
+        with self.changed:
+            self.strangers += 1
+            return self.strangers == 1
 
     def end(self) -> None:
         """All are here, or it failed: whoever is still silent is not waited for."""
@@ -117,20 +134,22 @@ def connect_all(
 ) -> tuple[list[PeerLink], list[str]]:
     """Links to all other ranks, and the name of every rank's host.
 
-    transport: "auto" (shm where possible), "shm" or "tcp". interface: publish the addresses of this one only, ""
-    for all.
-    deadline: time.monotonic() seconds. RendezvousError, the same text on all ranks where possible, names who is
-    missing.
+    transport: "auto" (shm where possible), "shm" or "tcp". interface: listen on and publish the address of this one
+    only, "" for all. deadline: time.monotonic() seconds. The descriptors belong to the caller; sockets are
+    non-blocking.
+
+    RendezvousError, the same text on all ranks where possible, names who is missing; then nothing stays open.
     """
     formation = _Formation()
     listeners: list[socket.socket] = []
     try:
+        addresses = _addresses(place, interface)
         listeners += [_listen_unix()]
-        listeners += [_listen_tcp(place, interface)]
+        listeners += [_listen_tcp(addresses)]
         mine = {
             "host": socket.gethostname(),
             "unix": listeners[0].getsockname()[1:].decode(),
-            "tcp": _addresses(place, interface),
+            "tcp": addresses,
             "port": listeners[1].getsockname()[1],
         }
         store.set(_key(place, place.rank), json.dumps(mine).encode(), deadline)
@@ -142,18 +161,21 @@ def connect_all(
             thread.start()
         try:
             peers = _meet(place, store, deadline)
-            for rank in range(place.rank):
-                _connect(place, rank, peers[rank], transport, arena_fd, formation, deadline)
+            _connect_lower(place, peers, transport, arena_fd, formation, deadline)
             _await_higher(place, store, peers, formation, deadline)
         finally:
+            formation.end()  # first: what accept raises then is no passing failure
             for listener in listeners:
                 listener.shutdown(socket.SHUT_RDWR)
-            formation.end()
             for thread in acceptors:
                 thread.join()
         return formation.links(), [str(p["host"]) for p in peers]
     except BaseException as error:
         formation.close()
+        if isinstance(error, OSError):  # no descriptor is free, say
+            because = RendezvousError(f"rank {place.rank} on {socket.gethostname()} cannot open its links: {error}")
+            _tell(place, store, str(because))
+            raise because from error
         if isinstance(error, RendezvousError):
             _tell(place, store, str(error))
         raise
@@ -184,7 +206,7 @@ def _meet(place: Place, store: StoreClient, deadline: float) -> list[dict[str, o
     start = reported = time.monotonic()
     while len(found) < place.size:
         now = time.monotonic()
-        value = store.get(_key(place, len(found)), min(1.0, max(deadline - now, 0.0)))
+        value = store.get(_key(place, len(found)), min(_LOOK_SECONDS, max(deadline - now, 0.0)))
         if value is not None:
             found.append(json.loads(value))
             continue
@@ -214,9 +236,9 @@ def _listen_unix() -> socket.socket:
     return listener
 
 
-def _listen_tcp(place: Place, interface: str) -> socket.socket:
-    """On loopback for a job of one host, else where other hosts can come from."""
-    host = "127.0.0.1" if place.cross_size == 1 and not interface else "0.0.0.0"
+def _listen_tcp(addresses: Sequence[str]) -> socket.socket:
+    """Where it is published and nowhere else, if that is one address: loopback for a job of one host."""
+    host = addresses[0] if len(addresses) == 1 else "0.0.0.0"
     return socket.create_server((host, 0), backlog=1024)
 
 
@@ -246,10 +268,17 @@ def _accept(listener: socket.socket, place: Place, arena_fd: int, formation: _Fo
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:
-            break
+        except OSError:  # the listener was shut down; or this one connection failed, or no descriptor is free just now
+            with formation.changed:
+                if formation.changed.wait_for(lambda: formation.over, 0.05):
+                    break
+            continue
         worker = threading.Thread(target=_welcome, args=(connection, place, arena_fd, formation, deadline), daemon=True)
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError:  # too many threads just now; a peer tries again
+            connection.close()
+            continue
         workers.append(worker)
     for worker in workers:
         worker.join()
@@ -266,7 +295,10 @@ def _welcome(connection: socket.socket, place: Place, arena_fd: int, formation: 
         _finish(claim.sender, _Purpose(claim.purpose), connection, arena_fd, formation, until)
     except (RendezvousError, OSError, ValueError) as error:
         connection.close()
-        log.debug("rank %d turned a connection away: %s", place.rank, error)
+        if isinstance(error, AuthenticationError) and formation.stranger():
+            log.warning("someone who is not a rank of this job connected to rank %d: %s", place.rank, error)
+        else:
+            log.debug("rank %d turned a connection away: %s", place.rank, error)
     finally:
         formation.welcomed(connection)
 
@@ -285,16 +317,36 @@ def _finish(
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
             socket.send_fds(connection, [b"a"], [arena_fd])
-            _, fds, _, _ = socket.recv_fds(connection, 1, 1)
+            # not recv_fds, which ignores its flags: a fork at the wrong moment would inherit the arena
+            _, control, _, _ = connection.recvmsg(1, socket.CMSG_LEN(_FD.size), socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise RendezvousError(f"rank {peer} did not exchange its arena: {error}") from None
-        if not fds:
+        if not control:
             raise RendezvousError(f"rank {peer} closed the connection instead of sending its arena")
-        arena = fds[0]
-        os.set_inheritable(arena, False)
+        (arena,) = _FD.unpack(control[0][2])
     else:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     formation.add(peer, purpose, connection, arena)
+
+
+def _connect_lower(
+    place: Place,
+    peers: Sequence[dict[str, object]],
+    transport: str,
+    arena_fd: int,
+    formation: _Formation,
+    deadline: float,
+) -> None:
+    """Connect to all lower ranks at the same time; the first error of the lowest one is raised when all have ended."""
+    if place.rank == 0:
+        return
+    with ThreadPoolExecutor(min(place.rank, _MOST_CONNECTING), "farandole-connect") as pool:
+        attempts = [
+            pool.submit(_connect, place, rank, peers[rank], transport, arena_fd, formation, deadline)
+            for rank in range(place.rank)
+        ]
+    for attempt in attempts:
+        attempt.result()
 
 
 def _connect(
@@ -310,7 +362,11 @@ def _connect(
 
     def attempt(family: socket.AddressFamily, address: str | tuple[str, int], purposes: Sequence[_Purpose]) -> bool:
         for purpose in purposes:
-            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                connection = socket.socket(family, socket.SOCK_STREAM)
+            except OSError as error:
+                tried.append(f"{_shown(address)} ({error})")
+                return False
             try:
                 until = min(deadline, time.monotonic() + _CONNECT_SECONDS)
                 connection.settimeout(max(until - time.monotonic(), 0.001))
@@ -329,7 +385,7 @@ def _connect(
     if transport != "shm":
         addresses, port = published["tcp"], published["port"]
         assert isinstance(addresses, list) and isinstance(port, int)
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not formation.over:
             for host in addresses:
                 if attempt(socket.AF_INET, (host, port), [_Purpose.CONTROL, _Purpose.DATA]):
                     return
@@ -353,7 +409,7 @@ def _await_higher(
     while True:
         left = max(deadline - time.monotonic(), 0.0)
         with formation.changed:
-            if formation.changed.wait_for(lambda: all(formation.complete(r) for r in higher), min(left, 1.0)):
+            if formation.changed.wait_for(lambda: all(formation.complete(r) for r in higher), min(left, _LOOK_SECONDS)):
                 return
         failure = store.get(_failure_key(place), 0.0)
         if failure is not None:

@@ -2,9 +2,8 @@
 
 Typed messages, no pickle, every connection authenticated.
 
-A message is a head (operation, key bytes, value bytes, seconds) and its two strings. Values may wait for their
-key: `get` blocks on the
-server until someone sets it or the time is over.
+A message is a head (operation, key bytes, value bytes, seconds) and its two strings. `get` may wait: the server
+answers when someone sets the key, or when the time is over.
 """
 
 from __future__ import annotations
@@ -131,8 +130,12 @@ class StoreServer:
                 if self._closed or len(self._connections) >= _MOST_CONNECTIONS:
                     connection.close()
                     continue
+                try:
+                    thread.start()
+                except RuntimeError:  # too many threads just now
+                    connection.close()
+                    continue
                 self._connections[connection] = thread
-                thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -220,11 +223,15 @@ class StoreClient:
         if len(key.encode()) > _LARGEST_KEY or len(value) > _LARGEST_VALUE:
             limit = f"at most {_LARGEST_KEY} bytes of key and {_LARGEST_VALUE} of value"
             raise RendezvousError(f"{about[:200]}: {limit} fit, not {len(key.encode())} and {len(value)}")
-        with self._lock:
-            try:
-                _send(self._connection, op, key, value, seconds, deadline)
-                answer, _, found, _ = _receive(self._connection, deadline)
-            except RendezvousError as error:
-                self._connection.close()  # a late answer must not be taken for that to the next question
-                raise RendezvousError(f"{about}: {error}") from None
+        patience = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+        if not self._lock.acquire(timeout=patience):
+            raise RendezvousError(f"{about}: another thread's question was not answered before the deadline")
+        try:
+            _send(self._connection, op, key, value, seconds, deadline)
+            answer, _, found, _ = _receive(self._connection, deadline)
+        except RendezvousError as error:
+            self._connection.close()  # a late answer must not be taken for that to the next question
+            raise RendezvousError(f"{about}: {error}") from None
+        finally:
+            self._lock.release()
         return answer, found

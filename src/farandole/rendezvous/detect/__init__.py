@@ -14,8 +14,7 @@ class Place:
     """A rank's place in its job, and where the job meets.
 
     store_address: "host:port"; job: a name that tells this job from others; secret: hexadecimal, known to this job
-    only;
-    epoch: which forming of the world this is.
+    only; epoch: which forming of the world this is.
     """
 
     rank: int
